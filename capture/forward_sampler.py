@@ -1,0 +1,294 @@
+"""Forward hooks that copy a bounded sample of each layer's output into one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.layers import Layer
+from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
+from neuraldbg.capture.sampling import Key, SampleBuffer, Samples, strided_sample
+from neuraldbg.capture.statistics import (
+    Columns,
+    feature_spread,
+    silent_units,
+    summarise,
+    unit_spread,
+)
+
+SATURATION_MARGIN = 0.01
+"""Distance from a limit, as a share of the range between the limits over two, within which a
+value is in the flat tail: tanh's slope there is below 0.02, the sigmoid's below 0.005."""
+_SILENT_FRAMES = 16
+"""Captured steps after which a silent unit counts as dead, however small the batches."""
+
+
+class LayerHook:
+    """A forward hook bound to one layer.
+
+    A class of its own, not a closure, so that a model can be copied and pickled while it is
+    watched: copies of the hook stay silent since the module they are called with is not theirs.
+    """
+
+    def __init__(self, layer: Layer, callback: Callable[[Layer, Any, Any], None]) -> None:
+        self._layer = layer
+        self._callback = callback
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Pass the call on if it is a training forward of the watched module itself."""
+        if torch.compiler.is_compiling() or module is not self._layer.module:
+            return
+        if torch.is_grad_enabled():
+            self._callback(self._layer, args, output)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LayerHook:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _silent_hook, ()
+
+
+def _silent_hook() -> Callable[..., None]:
+    return _ignore_call
+
+
+def _ignore_call(*args: object) -> None:
+    """What a pickled hook becomes."""
+
+
+@dataclass(slots=True)
+class _UnitHistory:
+    """For how many samples and captured steps in a row each unit of a layer has been zero."""
+
+    samples: np.ndarray
+    frames: np.ndarray
+
+    def update(self, silent: np.ndarray, rows: int) -> None:
+        if self.samples.shape != silent.shape:
+            self.samples = np.zeros(silent.shape, dtype=np.int64)
+            self.frames = np.zeros(silent.shape, dtype=np.int64)
+        self.samples = np.where(silent, self.samples + rows, 0)
+        self.frames = np.where(silent, self.frames + 1, 0)
+
+    def dead_fraction(self, dead_samples: int) -> float:
+        dead = (self.samples >= dead_samples) | (self.frames >= _SILENT_FRAMES)
+        return float(dead.mean())
+
+
+def _no_history() -> _UnitHistory:
+    return _UnitHistory(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+@dataclass(slots=True)
+class ForwardSampler:
+    """Samples the outputs of the watched layers in the steps for which it is armed.
+
+    Attributes:
+        guard: Wraps every callback.
+        dead_samples: See `Thresholds.dead_samples`.
+        armed: Whether outputs are sampled now.
+        producers: The `grad_fn` of each sampled output, for the walk of the loss's graph.
+        batch: The raw tensors that entered the model in the pass now running, by layer.
+        uses_saved_tensor_hooks: Whether saved values are packed (checkpointing, offloading), so
+            that reading them would run code of the model's.
+        calls: Layers called since the last step, in training passes.
+    """
+
+    guard: Guard
+    dead_samples: int
+    armed: bool = True
+    producers: dict[Node, Layer] = field(default_factory=dict)
+    batch: dict[Layer, Tensor] = field(default_factory=dict)
+    uses_saved_tensor_hooks: bool = False
+    _entries: set[Layer] = field(default_factory=set)
+    _order: list[Layer] = field(default_factory=list)
+    _sampled: set[Layer] = field(default_factory=set)
+    _previous: Layer | None = None
+    _cut: bool = False
+    _buffer: SampleBuffer = field(default_factory=SampleBuffer)
+    _bounds: dict[Layer, tuple[float, float] | None] = field(default_factory=dict)
+    _histories: dict[Layer, _UnitHistory] = field(default_factory=dict)
+    _handles: list[RemovableHandle] = field(default_factory=list)
+
+    def attach(self, layers: Iterable[Layer]) -> None:
+        """Register a hook on each layer's module."""
+        callback = self.guard.wrap(self._on_forward)
+        for layer in layers:
+            if layer.module is not None:
+                hook = LayerHook(layer, callback)
+                self._handles.append(layer.module.register_forward_hook(hook))
+
+    def detach(self) -> None:
+        """Remove all hooks and let go of the model's tensors."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the graph and the batch of the pass that ended."""
+        self.producers.clear()
+        self.batch.clear()
+        self._previous = None
+        self._cut = False
+
+    def _on_forward(self, layer: Layer, args: Any, output: Any) -> None:
+        if not self.armed:
+            if layer in self._entries:
+                self._note_batch(layer, args)
+            return
+        # A recompute of activation checkpointing runs inside a backward pass.
+        if torch._C._current_graph_task_id() != -1:
+            return
+        tensor = first_tensor(output)
+        if tensor is None:
+            return
+        if not layer.called:
+            layer.called = True
+            self._order.append(layer)
+            self._renumber()
+        self._note_entry(layer, args)
+        if tensor.grad_fn is None:
+            self._cut = True
+        else:
+            self.producers[tensor.grad_fn] = layer
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            self.uses_saved_tensor_hooks = True
+        if layer not in self._sampled and tensor.dim():
+            self._sampled.add(layer)
+            axis = layer.unit_axis(tensor.dim(), self._previous)
+            self._buffer.copy((layer, "output"), strided_sample(tensor.detach(), axis))
+            self._bounds[layer] = layer.bounds
+        self._previous = layer
+
+    def _renumber(self) -> None:
+        """Called layers come first, in the order of their calls; the rest behind them."""
+        for index, layer in enumerate(self._order):
+            layer.index = index
+
+    def _note_entry(self, layer: Layer, args: Any) -> None:
+        """Remember a layer that reads the batch itself and not another layer's output."""
+        value = first_tensor(args)
+        if value is None or value.requires_grad or self._cut or layer in self._sampled:
+            return
+        self._entries.add(layer)
+        self.batch[layer] = value
+        if value.dim():
+            axis = layer.unit_axis(value.dim(), None)
+            self._buffer.copy((layer, "input"), strided_sample(value.detach(), axis))
+
+    def _note_batch(self, layer: Layer, args: Any) -> None:
+        value = first_tensor(args)
+        if value is not None and not value.requires_grad:
+            self.batch[layer] = value
+
+    def sample_activations(self, activations: Sequence[FunctionalActivation]) -> None:
+        """Sample functional activations; they count as part of the layer that they follow."""
+        for activation in activations:
+            layer = activation.owner
+            assert isinstance(layer, Layer)
+            axis = layer.unit_axis(activation.result.dim())
+            self._buffer.copy((layer, "activation"), strided_sample(activation.result, axis))
+            self._bounds[layer] = activation.bounds
+
+    def collect(self) -> tuple[list[Layer], Columns, list[Layer], Columns]:
+        """Statistics of what was sampled since the last call: outputs, then inputs.
+
+        Returns:
+            The layers of the output rows, their columns, the layers of the input rows and theirs.
+        """
+        samples = self._buffer.drain()
+        self._sampled.clear()
+        summary = summarise(samples)
+        position = {key: row for row, key in enumerate(samples.keys)}
+        outputs = [k for k in samples.keys if k[1] == "output"]
+        inputs = [k for k in samples.keys if k[1] == "input"]
+        rows = [position[key] for key in outputs]
+        columns = {name: values[rows] for name, values in summary.items()}
+        columns |= self._unit_columns(samples, [key[0] for key in outputs], position)
+        input_rows = [position[key] for key in inputs]
+        input_columns = {name: values[input_rows] for name, values in summary.items()}
+        input_columns["feature_spread"] = np.array(
+            [feature_spread(samples.matrix(row)) for row in input_rows]
+        )
+        return (
+            [key[0] for key in outputs],
+            columns,
+            [key[0] for key in inputs],
+            input_columns,
+        )
+
+    def _unit_columns(
+        self, samples: Samples, layers: list[Layer], position: dict[Key, int]
+    ) -> Columns:
+        """Columns that need the units apart: copies, silence, death, saturation."""
+        names = ("unit_spread", "silent_fraction", "dead_fraction", "saturated_fraction")
+        columns = {name: np.full(len(layers), np.nan) for name in names}
+        for row, layer in enumerate(layers):
+            columns["unit_spread"][row] = unit_spread(samples.matrix(position[layer, "output"]))
+            at = position.get((layer, "activation"))
+            if at is None:
+                at = position[layer, "output"]
+                bounds, rectifies = layer.bounds, layer.is_rectifier
+            else:
+                bounds, rectifies = self._bounds[layer], self._bounds[layer] is None
+            sample = samples.matrix(at)
+            if rectifies:
+                silent = silent_units(sample)
+                history = self._histories.setdefault(layer, _no_history())
+                history.update(silent, len(sample))
+                columns["silent_fraction"][row] = silent.mean()
+                columns["dead_fraction"][row] = history.dead_fraction(self.dead_samples)
+            elif bounds is not None:
+                columns["saturated_fraction"][row] = _saturated(sample, bounds)
+        return columns
+
+
+def _saturated(sample: np.ndarray, bounds: tuple[float, float]) -> float:
+    low, high = bounds
+    margin = SATURATION_MARGIN * (high - low) / 2
+    return float(np.mean((sample < low + margin) | (sample > high - margin)))
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first floating tensor in whatever a module took or returned.
+
+    Looks into tuples, lists, mappings and objects with attributes (as the output classes of model
+    libraries are), to a depth of three.
+
+    Example:
+        >>> first_tensor({"mask": None, "hidden": (torch.zeros(2), 3)}).shape
+        torch.Size([2])
+        >>> first_tensor(torch.tensor([1, 2])) is None
+        True
+    """
+    return _first_tensor(value, 3)
+
+
+def _first_tensor(value: Any, depth: int) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() and value.layout is torch.strided else None
+    if isinstance(value, nn.utils.rnn.PackedSequence):
+        return value.data
+    if depth == 0 or value is None or isinstance(value, (str, bytes, int, float, nn.Module)):
+        return None
+    if isinstance(value, dict):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    elif hasattr(value, "__dict__"):
+        parts = vars(value).values()
+    else:
+        return None
+    for part in parts:
+        found = _first_tensor(part, depth - 1)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,74 @@
+"""Keeping the watcher's own faults out of the training it watches."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
+MAX_FAULTS = 3
+"""Faults in one place after which it is no longer called: it would fail on every step."""
+
+
+class CaptureFaultWarning(UserWarning):
+    """NeuralDBG could not observe a part of the run; the training itself is untouched."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """Runs callbacks inside a user's training loop so that nothing they raise gets out.
+
+    Each fault is recorded with its step; the first one also becomes a warning.
+    """
+
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    current_step: Callable[[], int] = lambda: 0
+    _failures: dict[str, int] = field(default_factory=dict)
+
+    def wrap(self, callback: Callable[P, None]) -> Callable[P, None]:
+        """The callback, unable to raise.
+
+        Example:
+            >>> guard = Guard()
+            >>> with warnings.catch_warnings(record=True) as caught:
+            ...     warnings.simplefilter("always")
+            ...     guard.wrap(lambda: 1 / 0)()
+            >>> len(caught), guard.faults[0][1]
+            (1, 'ZeroDivisionError: division by zero')
+        """
+        place = getattr(callback, "__qualname__", repr(callback))
+
+        @functools.wraps(callback)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+            if self._failures.get(place, 0) >= MAX_FAULTS:
+                return
+            try:
+                callback(*args, **kwargs)
+            except Exception as error:
+                self._failures[place] = self._failures.get(place, 0) + 1
+                self._record(error)
+
+        return guarded
+
+    def _record(self, error: Exception) -> None:
+        first = not self.faults
+        self.faults.append((self.current_step(), f"{type(error).__name__}: {error}"))
+        if first:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            with_location = f"{where.filename}:{where.lineno}"
+            try:
+                warnings.warn(
+                    f"NeuralDBG could not observe part of this run ({self.faults[0][1]}, at "
+                    f"{with_location}). Training goes on unchanged; what was missed counts as "
+                    "not observed.",
+                    CaptureFaultWarning,
+                    stacklevel=3,
+                )
+            except CaptureFaultWarning:
+                # Warnings turned into errors must not reach the loop either.
+                pass

@@ -1,0 +1,169 @@
+"""Gradients, weights and updates of the watched layers, read around the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter
+
+from neuraldbg.capture.layers import Layer
+from neuraldbg.capture.sampling import SampleBuffer, Samples, strided_sample
+from neuraldbg.capture.statistics import Columns, cosine, summarise, unit_spread
+
+
+def norms(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Euclidean norms of tensors, computed in float32 by as few kernels as devices allow.
+
+    Sparse tensors count with the values they hold.
+
+    Example:
+        >>> norms([torch.tensor([3.0, 4.0]), torch.ones(4, dtype=torch.float16)]).tolist()
+        [5.0, 2.0]
+    """
+    dense = [t.coalesce().values() if t.layout is torch.sparse_coo else t for t in tensors]
+    result = np.zeros(len(dense))
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for position, tensor in enumerate(dense):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(position)
+    for (_, dtype), positions in groups.items():
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        found = torch._foreach_norm([dense[p] for p in positions], 2, dtype=wide)
+        result[positions] = torch.stack(found).tolist()
+    return result
+
+
+@dataclass(slots=True)
+class ParameterSampler:
+    """Reads gradients before the optimizer's step and weights on both sides of it.
+
+    The norm of each gradient and weight is over the whole tensor; everything else comes from a
+    strided sample of each layer's largest weight.
+
+    Attributes:
+        layers: The layers that own parameters.
+    """
+
+    layers: list[Layer]
+    _representatives: list[Tensor] = field(default_factory=list)
+    _buffer: SampleBuffer = field(default_factory=SampleBuffer)
+    _before: Samples | None = None
+    _last_gradients: dict[Layer, np.ndarray] = field(default_factory=dict)
+    _last_step: int = -2
+
+    def __post_init__(self) -> None:
+        self._representatives = [max(layer.weights, key=Tensor.numel) for layer in self.layers]
+
+    def _sample(self, tensors: Sequence[tuple[Layer, Tensor]]) -> Samples:
+        for layer, tensor in tensors:
+            self._buffer.copy((layer, "weight"), _units_last(tensor))
+        return self._buffer.drain()
+
+    def _weights(self) -> list[tuple[Layer, Tensor]]:
+        return [
+            (layer, representative.detach())
+            for layer, representative in zip(self.layers, self._representatives, strict=True)
+        ]
+
+    def read_weights_before(self) -> None:
+        """Sample the weights as they are before an update."""
+        self._before = self._sample(self._weights())
+
+    def read_gradients(self, step: int) -> Columns:
+        """Gradient columns of all layers; NaN where a layer has no gradient.
+
+        Args:
+            step: The step they belong to: the cosine is taken with the step just before only.
+        """
+        columns = {
+            name: np.full(len(self.layers), np.nan)
+            for name in ("norm", "rms", "cosine", "nonfinite_fraction")
+        }
+        owned = [
+            (position, p.grad)
+            for position, layer in enumerate(self.layers)
+            for p in layer.parameters
+            if p.grad is not None
+        ]
+        if owned:
+            square = np.zeros(len(self.layers))
+            size = np.zeros(len(self.layers))
+            positions = [position for position, _ in owned]
+            np.add.at(square, positions, norms([gradient for _, gradient in owned]) ** 2)
+            np.add.at(size, positions, [gradient.numel() for _, gradient in owned])
+            present = size > 0
+            columns["norm"][present] = np.sqrt(square[present])
+            columns["rms"][present] = np.sqrt(square[present] / size[present])
+            columns["nonfinite_fraction"][present] = ~np.isfinite(square[present])
+        columns["cosine"] = self._cosines(step)
+        return columns
+
+    def note_gradients(self, step: int) -> None:
+        """Remember this step's gradients for the next step's cosine, and nothing else."""
+        self._cosines(step)
+
+    def _cosines(self, step: int) -> np.ndarray:
+        with_gradient = [
+            (layer, representative.grad)
+            for layer, representative in zip(self.layers, self._representatives, strict=True)
+            if representative.grad is not None and representative.grad.layout is torch.strided
+        ]
+        samples = self._sample(with_gradient)
+        current = {key[0]: samples.matrix(row).copy() for row, key in enumerate(samples.keys)}
+        previous = self._last_gradients if step == self._last_step + 1 else {}
+        self._last_gradients, self._last_step = current, step
+        return np.array(
+            [
+                cosine(current[layer], previous[layer])
+                if layer in current and layer in previous
+                else np.nan
+                for layer in self.layers
+            ]
+        )
+
+    def read_weights_after(self) -> tuple[Columns, Columns]:
+        """Parameter columns (as before the update) and update columns of all layers."""
+        before = self._before
+        assert before is not None
+        after = self._sample(self._weights())
+        self._before = None
+        weight = summarise(before)
+        change = Samples(after.keys, after.values - before.values, after.shapes)
+        update = summarise(change)
+        fan_in = np.array([layer.fan_in for layer in self.layers])
+        # Weights near zero would make any update look huge: measure it against the scale of
+        # PyTorch's default initialisation at least, uniform in +-1/sqrt(fan_in).
+        floor = np.nan_to_num(1.0 / np.sqrt(3.0 * fan_in), nan=0.0)
+        scale = np.maximum(weight["rms"], floor)
+        update["ratio"] = np.divide(
+            update["rms"], scale, out=np.full(len(scale), np.nan), where=scale > 0
+        )
+        # What matters of non-finite weights is where the update left them.
+        weight["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
+        weight["gain"] = weight["rms"] * np.sqrt(fan_in)
+        weight["unit_spread"] = np.array(
+            [
+                unit_spread(before.matrix(row)) if layer.has_units else np.nan
+                for row, layer in enumerate(self.layers)
+            ]
+        )
+        weight["trainable"] = np.array(
+            [float(any(p.requires_grad for p in layer.parameters)) for layer in self.layers]
+        )
+        return weight, update
+
+    def unset_gradients(self, parameters: set[Parameter]) -> set[Parameter]:
+        """Those of the parameters whose gradient is absent or zero everywhere."""
+        present = [p for p in parameters if p.grad is not None]
+        if not present:
+            return set(parameters)
+        zero = norms([p.grad for p in present if p.grad is not None]) == 0
+        return set(parameters).difference(p for p, z in zip(present, zero, strict=True) if not z)
+
+
+def _units_last(tensor: Tensor) -> Tensor:
+    """The sample of a weight or its gradient, of shape (inputs..., units)."""
+    return strided_sample(tensor, 0) if tensor.dim() else tensor.reshape(1)

@@ -1,0 +1,378 @@
+"""The recorder: follows a training loop through its hooks and keeps the run's series.
+
+One step, as the hooks see it: forward (samples of outputs), backward (loss, its anatomy, whether
+gradients were reset), the optimizer's step (gradients before it, weights on both sides), then the
+statistics of all that at once. A loop without an optimizer is followed by its backward calls.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+from torch.optim import Optimizer
+
+from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
+from neuraldbg.capture.forward_sampler import ForwardSampler
+from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.layers import Layer, find_layers
+from neuraldbg.capture.loss_anatomy import find_functional_activations, read_loss_head
+from neuraldbg.capture.optimizer_watch import (
+    OptimizerRecord,
+    learning_rate,
+    parameters_of,
+    watch_optimizers,
+)
+from neuraldbg.capture.parameter_sampler import ParameterSampler, norms
+from neuraldbg.capture.run_log import Block, Pulse, RunLog
+from neuraldbg.capture.schedule import Schedule
+from neuraldbg.capture.statistics import Columns
+from neuraldbg.series import Kind
+from neuraldbg.thresholds import Thresholds
+
+_REWALK_PERIOD = 16
+"""Captured steps between walks of a graph in which no functional activation was found."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What backward passes have shown since the last optimizer step."""
+
+    losses: list[float | Tensor] = field(default_factory=list)
+    expected: float = math.nan
+    blocks: list[Block] = field(default_factory=list)
+
+
+class Recorder:
+    """Watches models through one run and answers with the series of their statistics.
+
+    Args:
+        models: The models whose layers are watched.
+        thresholds: Limits; the recorder itself needs only `dead_samples`.
+        schedule: Which steps are captured.
+
+    Raises:
+        TypeError: something given is not a module.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        thresholds: Thresholds | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.thresholds = thresholds or Thresholds()
+        self.schedule = schedule or Schedule()
+        self.models = tuple(models)
+        self.step = 0
+        self.guard = Guard(current_step=lambda: self.step)
+        self.log = RunLog()
+        self._forward = ForwardSampler(self.guard, self.thresholds.dead_samples)
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, OptimizerRecord] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._stepped: set[int] = set()
+        self._pending = _Pending()
+        self._saw_non_finite = False
+        self._walks_without_activation = 0
+        self._stops: list[Callable[[], None]] = []
+        self._scan()
+
+    # Attaching and detaching ------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Start watching; a second call while attached changes nothing."""
+        if self._stops:
+            return
+        self._forward.armed = True
+        self._forward.attach(self.layers)
+        wrap = self.guard.wrap
+        self._stops = [
+            watch_backward(
+                BackwardWatcher(wrap(self._before_backward), wrap(self._after_backward))
+            ),
+            watch_optimizers(wrap(self._before_step), wrap(self._after_step)),
+            self._forward.detach,
+        ]
+
+    def detach(self) -> None:
+        """Stop watching and let go of all that belongs to the model's graph."""
+        if self._stops and not self._optimizers and self._pending.losses:
+            self.guard.wrap(self._close_step_without_optimizer)()
+        for stop in self._stops:
+            stop()
+        self._stops.clear()
+        self._pending = _Pending()
+
+    @property
+    def attached(self) -> bool:
+        """Whether hooks are in place."""
+        return bool(self._stops)
+
+    @property
+    def steps_seen(self) -> int:
+        """Steps completed so far."""
+        pulses = self.log.pulses.items
+        return pulses[-1].step + 1 if pulses else 0
+
+    def series(self) -> pd.DataFrame:
+        """The series so far; see `neuraldbg.series`."""
+        return self.log.series()
+
+    def _scan(self) -> None:
+        self.layers = find_layers(self.models)
+        self._with_parameters = [layer for layer in self.layers if layer.parameters]
+        self._parameters = ParameterSampler(self._with_parameters)
+        self._watched: set[Parameter] = {p for layer in self.layers for p in layer.parameters}
+
+    # Backward ---------------------------------------------------------------------------------
+
+    def _before_backward(self, roots: Sequence[Tensor]) -> None:
+        if not self._optimizers and self._pending.losses:
+            self._close_step_without_optimizer()
+        self._note_resets()
+        loss = roots[0]
+        if loss.numel() != 1:
+            self._pending.losses.append(math.nan)
+            return
+        value: float | Tensor = loss.detach().clone()
+        if loss.device.type == "cpu":
+            value = float(loss.detach())
+            if not math.isfinite(value) and not self._saw_non_finite:
+                self._saw_non_finite = True
+                self._inspect_non_finite(loss)
+        self._pending.losses.append(value)
+        if self._forward.armed and loss.grad_fn is not None:
+            self._read_anatomy(loss)
+
+    def _note_resets(self) -> None:
+        """Which gradients of the last step have been reset before this backward pass."""
+        for record in self._optimizers.values():
+            record.backward_calls += 1
+            if not record.steps:
+                continue
+            left = record.held - record.unset_since_step
+            if not left or not (self._forward.armed or all(p.grad is None for p in left)):
+                continue
+            record.unset_since_step |= self._parameters.unset_gradients(left)
+            record.resets_seen = True
+
+    def _read_anatomy(self, loss: Tensor) -> None:
+        if self._forward.uses_saved_tensor_hooks:
+            return
+        head = read_loss_head(loss)
+        self._pending.expected = head.expected
+        if head.target is not None and head.target.is_floating_point():
+            self._pending.blocks.append(self._target_block(head.target))
+        skip = self._walks_without_activation % _REWALK_PERIOD
+        self._walks_without_activation += 1
+        if not skip:
+            activations, _ = find_functional_activations(loss, self._forward.producers)
+            self._forward.sample_activations(activations)
+            if activations:
+                self._walks_without_activation = 0
+
+    def _target_block(self, target: Tensor) -> Block:
+        values = target.detach().float()
+        finite = values[values.isfinite()]
+        rms = float(finite.square().mean().sqrt()) if finite.numel() else math.nan
+        columns: Columns = {
+            "mean": np.array([float(finite.mean()) if finite.numel() else math.nan]),
+            "rms": np.array([rms]),
+            "nonfinite_fraction": np.array([1.0 - finite.numel() / max(values.numel(), 1)]),
+            "target": np.ones(1),
+        }
+        return Block(self.step, Kind.INPUT, [None], columns)
+
+    def _inspect_non_finite(self, loss: Tensor) -> None:
+        """At the first non-finite loss: is it the batch, the target, or the weights?"""
+        step = self._current_step()
+        for layer, tensor in self._forward.batch.items():
+            bad = float((~tensor.isfinite()).float().mean())
+            columns = {"nonfinite_fraction": np.array([bad]), "target": np.zeros(1)}
+            self.log.findings.append(Block(step, Kind.INPUT, [layer], columns))
+        if not self._forward.uses_saved_tensor_hooks:
+            target = read_loss_head(loss).target
+            if target is not None and target.is_floating_point():
+                block = self._target_block(target)
+                block.step = step
+                self.log.findings.append(block)
+        broken = [
+            layer
+            for layer in self._with_parameters
+            if not np.isfinite(norms([p.detach() for p in layer.parameters])).all()
+        ]
+        if broken:
+            # They were broken by the step before, or came so.
+            columns = {"nonfinite_fraction": np.ones(len(broken))}
+            block = Block(max(step - 1, 0), Kind.PARAMETER, broken, columns)
+            self.log.findings.append(block)
+
+    def _after_backward(self) -> None:
+        self._forward.release()
+        if not self._optimizers and self._forward.armed:
+            self._pending.blocks += self._collect_forward(self.step)
+            self._pending.blocks.append(self._gradient_block(None))
+            self._parameters.read_weights_before()
+
+    # Optimizer step ---------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        record = self._record_of(optimizer)
+        if record is None:
+            return
+        if record.number in self._stepped:
+            self.step += 1
+            self._stepped.clear()
+        self._stepped.add(record.number)
+        if not self._forward.armed:
+            if self.schedule.captures(self.step + 1) and not has_closure:
+                self._parameters.note_gradients(self.step)
+            return
+        if not has_closure:
+            self._pending.blocks.append(self._gradient_block(record))
+        self._parameters.read_weights_before()
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        record = self._optimizers.get(optimizer)
+        if record is None:
+            return
+        if self._forward.armed:
+            blocks = self._pending.blocks
+            if not any(block.kind is Kind.GRADIENT for block in blocks):
+                blocks.append(self._gradient_block(record))
+            blocks += self._collect_forward(self.step)
+            blocks += self._weight_blocks(record)
+            self._finish_frame(blocks)
+        self._pulse(record.number, learning_rate(optimizer), record)
+        record.close_step()
+        self._arm(self.step + 1)
+
+    def _record_of(self, optimizer: Optimizer) -> OptimizerRecord | None:
+        """The record of an optimizer that matters to the watched models, None for others."""
+        record = self._optimizers.get(optimizer)
+        if record is not None:
+            return record
+        held = parameters_of(optimizer) & self._watched
+        if not held and (self._optimizers or not self._gradients_are_fresh()):
+            return None
+        if not self._optimizers:
+            self._restart_with_optimizer()
+        record = OptimizerRecord(len(self._optimizers), held)
+        record.backward_calls = len(self._pending.losses)
+        self._optimizers[optimizer] = record
+        return record
+
+    def _gradients_are_fresh(self) -> bool:
+        """Whether a backward pass since the last step has reached the watched parameters."""
+        return bool(self._pending.losses) and any(p.grad is not None for p in self._watched)
+
+    def _concerned(self, record: OptimizerRecord | None) -> list[int]:
+        """Positions of the layers that a step concerns: all but those of other optimizers."""
+        elsewhere = {
+            p for other in self._optimizers.values() if other is not record for p in other.held
+        }
+        if record is not None:
+            elsewhere -= record.held
+        return [
+            position
+            for position, layer in enumerate(self._with_parameters)
+            if not all(p in elsewhere for p in layer.parameters)
+        ]
+
+    # Steps without an optimizer -----------------------------------------------------------------
+
+    def _close_step_without_optimizer(self) -> None:
+        """A backward call begins and no optimizer ever stepped: the last call was a step."""
+        if self._forward.armed:
+            self._finish_frame(self._pending.blocks + self._weight_blocks(None))
+        self._pulse(0, math.nan, None)
+        self.step += 1
+        self._arm(self.step)
+
+    def _restart_with_optimizer(self) -> None:
+        """The first optimizer steps: backward calls before it were micro-batches of its step."""
+        if self.step:
+            self.log.clear()
+            self.step = 0
+        gradient_free = [b for b in self._pending.blocks if b.kind is not Kind.GRADIENT]
+        for block in gradient_free:
+            block.step = 0
+        self._pending.blocks = gradient_free
+
+    # Blocks -------------------------------------------------------------------------------------
+
+    def _gradient_block(self, record: OptimizerRecord | None) -> Block:
+        columns = self._parameters.read_gradients(self.step)
+        return self._block(Kind.GRADIENT, columns, self._concerned(record))
+
+    def _block(self, kind: Kind, columns: Columns, rows: list[int]) -> Block:
+        layers = [self._with_parameters[row] for row in rows]
+        return Block(
+            self.step, kind, layers, {name: values[rows] for name, values in columns.items()}
+        )
+
+    def _collect_forward(self, step: int) -> list[Block]:
+        layers, columns, entries, inputs = self._forward.collect()
+        inputs["target"] = np.zeros(len(entries))
+        return [
+            Block(step, Kind.OUTPUT, layers, columns),
+            Block(step, Kind.INPUT, entries, inputs),
+        ]
+
+    def _weight_blocks(self, record: OptimizerRecord | None) -> list[Block]:
+        weight, update = self._parameters.read_weights_after()
+        held = {p for other in self._optimizers.values() for p in other.held}
+        weight["in_optimizer"] = np.array(
+            [
+                float(any(p in held for p in layer.parameters)) if record else math.nan
+                for layer in self._with_parameters
+            ]
+        )
+        rows = self._concerned(record)
+        return [
+            self._block(Kind.PARAMETER, weight, rows),
+            self._block(Kind.UPDATE, update, rows),
+        ]
+
+    def _finish_frame(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            block.step = self.step
+        self.log.add_frame(blocks)
+
+    def _pulse(self, number: int, rate: float, record: OptimizerRecord | None) -> None:
+        pending, self._pending = self._pending, _Pending()
+        self.log.add_pulse(
+            Pulse(
+                step=self.step,
+                optimizer=number,
+                loss=_mean_loss(pending.losses),
+                expected=pending.expected,
+                learning_rate=rate,
+                micro_batches=len(pending.losses),
+                gradient_kept=record.gradient_kept() if record else math.nan,
+            )
+        )
+
+    def _current_step(self) -> int:
+        """The step that the pass now running belongs to."""
+        return self.step + bool(self._stepped and len(self._stepped) == len(self._optimizers))
+
+    def _arm(self, step: int) -> None:
+        self._forward.armed = self.schedule.captures(step)
+
+
+def _mean_loss(losses: list[float | Tensor]) -> float | Callable[[], float]:
+    """The mean of a step's losses; a function where fetching it would make the device wait."""
+    if not losses:
+        return math.nan
+    if all(isinstance(loss, float) for loss in losses):
+        return sum(losses) / len(losses)  # type: ignore[arg-type]
+    return lambda: sum(float(loss) for loss in losses) / len(losses)
