@@ -14,13 +14,12 @@ from torch.utils.hooks import RemovableHandle
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
-from neuraldbg.capture.sampling import Key, SampleBuffer, Samples, strided_sample
+from neuraldbg.capture.sampling import Key, SampleBuffer, Samples
 from neuraldbg.capture.statistics import (
     Columns,
     feature_spread,
     silent_units,
     summarise,
-    unit_spread,
 )
 
 SATURATION_MARGIN = 0.01
@@ -37,8 +36,16 @@ class LayerHook:
     watched: copies of the hook stay silent since the module they are called with is not theirs.
     """
 
-    def __init__(self, layer: Layer, callback: Callable[[Layer, Any, Any], None]) -> None:
+    __slots__ = ("_callback", "_layer", "_sampler")
+
+    def __init__(
+        self,
+        layer: Layer,
+        sampler: ForwardSampler,
+        callback: Callable[[Layer, Any, Any], None],
+    ) -> None:
         self._layer = layer
+        self._sampler = sampler
         self._callback = callback
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -46,7 +53,10 @@ class LayerHook:
         if torch.compiler.is_compiling() or module is not self._layer.module:
             return
         if torch.is_grad_enabled():
-            self._callback(self._layer, args, output)
+            sampler = self._sampler
+            sampler.touched = True
+            if sampler.armed or self._layer in sampler.entries:
+                self._callback(self._layer, args, output)
 
     def __deepcopy__(self, memo: dict[int, object]) -> LayerHook:
         return self
@@ -96,9 +106,11 @@ class ForwardSampler:
         armed: Whether outputs are sampled now.
         producers: The `grad_fn` of each sampled output, for the walk of the loss's graph.
         batch: The raw tensors that entered the model in the pass now running, by layer.
+        entries: Layers that read the batch itself.
+        touched: Whether a watched layer was called since the last optimizer step.
+        ever_touched: The same since the start: false where compiled code hides all calls.
         uses_saved_tensor_hooks: Whether saved values are packed (checkpointing, offloading), so
             that reading them would run code of the model's.
-        calls: Layers called since the last step, in training passes.
     """
 
     guard: Guard
@@ -106,8 +118,10 @@ class ForwardSampler:
     armed: bool = True
     producers: dict[Node, Layer] = field(default_factory=dict)
     batch: dict[Layer, Tensor] = field(default_factory=dict)
+    entries: set[Layer] = field(default_factory=set)
+    touched: bool = False
+    ever_touched: bool = False
     uses_saved_tensor_hooks: bool = False
-    _entries: set[Layer] = field(default_factory=set)
     _order: list[Layer] = field(default_factory=list)
     _sampled: set[Layer] = field(default_factory=set)
     _previous: Layer | None = None
@@ -122,7 +136,7 @@ class ForwardSampler:
         callback = self.guard.wrap(self._on_forward)
         for layer in layers:
             if layer.module is not None:
-                hook = LayerHook(layer, callback)
+                hook = LayerHook(layer, self, callback)
                 self._handles.append(layer.module.register_forward_hook(hook))
 
     def detach(self) -> None:
@@ -140,9 +154,9 @@ class ForwardSampler:
         self._cut = False
 
     def _on_forward(self, layer: Layer, args: Any, output: Any) -> None:
+        self.ever_touched = True
         if not self.armed:
-            if layer in self._entries:
-                self._note_batch(layer, args)
+            self._note_batch(layer, args)
             return
         # A recompute of activation checkpointing runs inside a backward pass.
         if torch._C._current_graph_task_id() != -1:
@@ -164,8 +178,7 @@ class ForwardSampler:
         if layer not in self._sampled and tensor.dim():
             self._sampled.add(layer)
             axis = layer.unit_axis(tensor.dim(), self._previous)
-            self._buffer.copy((layer, "output"), strided_sample(tensor.detach(), axis))
-            self._bounds[layer] = layer.bounds
+            self._buffer.copy((layer, "output"), tensor.detach(), axis)
         self._previous = layer
 
     def _renumber(self) -> None:
@@ -178,11 +191,11 @@ class ForwardSampler:
         value = first_tensor(args)
         if value is None or value.requires_grad or self._cut or layer in self._sampled:
             return
-        self._entries.add(layer)
+        self.entries.add(layer)
         self.batch[layer] = value
         if value.dim():
             axis = layer.unit_axis(value.dim(), None)
-            self._buffer.copy((layer, "input"), strided_sample(value.detach(), axis))
+            self._buffer.copy((layer, "input"), value, axis)
 
     def _note_batch(self, layer: Layer, args: Any) -> None:
         value = first_tensor(args)
@@ -195,7 +208,7 @@ class ForwardSampler:
             layer = activation.owner
             assert isinstance(layer, Layer)
             axis = layer.unit_axis(activation.result.dim())
-            self._buffer.copy((layer, "activation"), strided_sample(activation.result, axis))
+            self._buffer.copy((layer, "activation"), activation.result, axis)
             self._bounds[layer] = activation.bounds
 
     def collect(self) -> tuple[list[Layer], Columns, list[Layer], Columns]:
@@ -228,11 +241,10 @@ class ForwardSampler:
     def _unit_columns(
         self, samples: Samples, layers: list[Layer], position: dict[Key, int]
     ) -> Columns:
-        """Columns that need the units apart: copies, silence, death, saturation."""
-        names = ("unit_spread", "silent_fraction", "dead_fraction", "saturated_fraction")
+        """Columns about activations: silent and dead units, saturation."""
+        names = ("silent_fraction", "dead_fraction", "saturated_fraction")
         columns = {name: np.full(len(layers), np.nan) for name in names}
         for row, layer in enumerate(layers):
-            columns["unit_spread"][row] = unit_spread(samples.matrix(position[layer, "output"]))
             at = position.get((layer, "activation"))
             if at is None:
                 at = position[layer, "output"]

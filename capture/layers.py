@@ -48,6 +48,8 @@ class Layer:
         parameters: Parameters owned by the module itself, trainable or not.
         index: Position in the order in which data flows; registration order until called.
         called: Whether its forward has been seen.
+        is_rectifier: Whether exact zeros of the output are units switched off.
+        bounds: The limits of the output, or None where it has no two flat tails.
     """
 
     name: str
@@ -55,21 +57,18 @@ class Layer:
     parameters: list[Parameter] = field(default_factory=list)
     index: int = -1
     called: bool = False
+    is_rectifier: bool = field(init=False)
+    bounds: tuple[float, float] | None = field(init=False)
+    _unit_axes: dict[int, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_rectifier = isinstance(self.module, RECTIFIERS)
+        self.bounds = activation_bounds(self.module)
 
     @property
     def weights(self) -> list[Parameter]:
         """The matrices and kernels among the parameters, or all where there are none."""
         return [p for p in self.parameters if p.dim() >= 2] or self.parameters
-
-    @property
-    def is_rectifier(self) -> bool:
-        """Whether exact zeros of the output are units switched off."""
-        return isinstance(self.module, RECTIFIERS)
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The limits of the output, or None where it has no two flat tails."""
-        return activation_bounds(self.module)
 
     @property
     def fan_in(self) -> float:
@@ -97,6 +96,12 @@ class Layer:
 
         A layer that keeps the shape of its input (an activation) follows the layer before it.
         """
+        axis = self._unit_axes.get(dimensions)
+        if axis is None:
+            axis = self._unit_axes[dimensions] = self._find_unit_axis(dimensions, previous)
+        return axis
+
+    def _find_unit_axis(self, dimensions: int, previous: Layer | None) -> int:
         if isinstance(self.module, _CHANNELS_FIRST):
             return min(1, dimensions - 1)
         if isinstance(self.module, _UNITS_LAST):

@@ -11,8 +11,14 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from neuraldbg.capture.layers import Layer
-from neuraldbg.capture.sampling import SampleBuffer, Samples, strided_sample
-from neuraldbg.capture.statistics import Columns, cosine, summarise, unit_spread
+from neuraldbg.capture.sampling import SampleBuffer, Samples
+from neuraldbg.capture.statistics import (
+    Columns,
+    cosine,
+    root_mean_squares,
+    summarise,
+    unit_spread,
+)
 
 
 def norms(tensors: Sequence[Tensor]) -> np.ndarray:
@@ -53,13 +59,21 @@ class ParameterSampler:
     _before: Samples | None = None
     _last_gradients: dict[Layer, np.ndarray] = field(default_factory=dict)
     _last_step: int = -2
+    _fan_in: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self._representatives = [max(layer.weights, key=Tensor.numel) for layer in self.layers]
+        self._fan_in = np.array([layer.fan_in for layer in self.layers])
 
     def _sample(self, tensors: Sequence[tuple[Layer, Tensor]]) -> Samples:
-        for layer, tensor in tensors:
-            self._buffer.copy((layer, "weight"), _units_last(tensor))
+        """Samples of shape (inputs..., units) of weights or their gradients, copied at once."""
+        if not tensors:
+            return self._buffer.drain()
+        pairs = [
+            self._buffer.place((layer, "weight"), tensor if tensor.dim() else tensor[None], 0)
+            for layer, tensor in tensors
+        ]
+        torch._foreach_copy_([target for target, _ in pairs], [sample for _, sample in pairs])
         return self._buffer.drain()
 
     def _weights(self) -> list[tuple[Layer, Tensor]]:
@@ -128,22 +142,18 @@ class ParameterSampler:
         """Parameter columns (as before the update) and update columns of all layers."""
         before = self._before
         assert before is not None
-        after = self._sample(self._weights())
         self._before = None
+        after = self._sample(self._weights())
         weight = summarise(before)
-        change = Samples(after.keys, after.values - before.values, after.shapes)
-        update = summarise(change)
-        fan_in = np.array([layer.fan_in for layer in self.layers])
+        change = root_mean_squares(Samples(after.keys, after.values - before.values, after.shapes))
         # Weights near zero would make any update look huge: measure it against the scale of
         # PyTorch's default initialisation at least, uniform in +-1/sqrt(fan_in).
-        floor = np.nan_to_num(1.0 / np.sqrt(3.0 * fan_in), nan=0.0)
-        scale = np.maximum(weight["rms"], floor)
-        update["ratio"] = np.divide(
-            update["rms"], scale, out=np.full(len(scale), np.nan), where=scale > 0
-        )
+        scale = np.fmax(weight["rms"], 1.0 / np.sqrt(3.0 * self._fan_in))
+        ratio = np.divide(change, scale, out=np.full(len(scale), np.nan), where=scale > 0)
         # What matters of non-finite weights is where the update left them.
-        weight["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
-        weight["gain"] = weight["rms"] * np.sqrt(fan_in)
+        if not np.isfinite(after.values.sum()):
+            weight["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
+        weight["gain"] = weight["rms"] * np.sqrt(self._fan_in)
         weight["unit_spread"] = np.array(
             [
                 unit_spread(before.matrix(row)) if layer.has_units else np.nan
@@ -153,7 +163,7 @@ class ParameterSampler:
         weight["trainable"] = np.array(
             [float(any(p.requires_grad for p in layer.parameters)) for layer in self.layers]
         )
-        return weight, update
+        return weight, {"rms": change, "ratio": ratio}
 
     def unset_gradients(self, parameters: set[Parameter]) -> set[Parameter]:
         """Those of the parameters whose gradient is absent or zero everywhere."""
@@ -162,8 +172,3 @@ class ParameterSampler:
             return set(parameters)
         zero = norms([p.grad for p in present if p.grad is not None]) == 0
         return set(parameters).difference(p for p, z in zip(present, zero, strict=True) if not z)
-
-
-def _units_last(tensor: Tensor) -> Tensor:
-    """The sample of a weight or its gradient, of shape (inputs..., units)."""
-    return strided_sample(tensor, 0) if tensor.dim() else tensor.reshape(1)

@@ -80,6 +80,7 @@ class Recorder:
         )
         self._stepped: set[int] = set()
         self._pending = _Pending()
+        self._foreign = False  # whether the backward pass now running is of other models
         self._saw_non_finite = False
         self._walks_without_activation = 0
         self._stops: list[Callable[[], None]] = []
@@ -135,6 +136,9 @@ class Recorder:
     # Backward ---------------------------------------------------------------------------------
 
     def _before_backward(self, roots: Sequence[Tensor]) -> None:
+        self._foreign = self._forward.ever_touched and not self._forward.touched
+        if self._foreign:
+            return
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
         self._note_resets()
@@ -216,11 +220,16 @@ class Recorder:
             self.log.findings.append(block)
 
     def _after_backward(self) -> None:
+        if self._foreign:
+            return
         self._forward.release()
         if not self._optimizers and self._forward.armed:
             self._pending.blocks += self._collect_forward(self.step)
             self._pending.blocks.append(self._gradient_block(None))
             self._parameters.read_weights_before()
+        if not self._optimizers:
+            # Should no optimizer ever step, the next forward pass belongs to the next step.
+            self._forward.armed = self.schedule.captures(self.step + 1)
 
     # Optimizer step ---------------------------------------------------------------------------
 
@@ -232,7 +241,7 @@ class Recorder:
             self.step += 1
             self._stepped.clear()
         self._stepped.add(record.number)
-        if not self._forward.armed:
+        if not self._capturing:
             if self.schedule.captures(self.step + 1) and not has_closure:
                 self._parameters.note_gradients(self.step)
             return
@@ -244,7 +253,7 @@ class Recorder:
         record = self._optimizers.get(optimizer)
         if record is None:
             return
-        if self._forward.armed:
+        if self._capturing:
             blocks = self._pending.blocks
             if not any(block.kind is Kind.GRADIENT for block in blocks):
                 blocks.append(self._gradient_block(record))
@@ -291,11 +300,10 @@ class Recorder:
 
     def _close_step_without_optimizer(self) -> None:
         """A backward call begins and no optimizer ever stepped: the last call was a step."""
-        if self._forward.armed:
+        if self._pending.blocks:
             self._finish_frame(self._pending.blocks + self._weight_blocks(None))
         self._pulse(0, math.nan, None)
         self.step += 1
-        self._arm(self.step)
 
     def _restart_with_optimizer(self) -> None:
         """The first optimizer steps: backward calls before it were micro-batches of its step."""
@@ -361,12 +369,18 @@ class Recorder:
             )
         )
 
+    @property
+    def _capturing(self) -> bool:
+        """Whether the step now running is captured."""
+        return self._forward.armed or bool(self._pending.blocks)
+
     def _current_step(self) -> int:
         """The step that the pass now running belongs to."""
         return self.step + bool(self._stepped and len(self._stepped) == len(self._optimizers))
 
     def _arm(self, step: int) -> None:
         self._forward.armed = self.schedule.captures(step)
+        self._forward.touched = False
 
 
 def _mean_loss(losses: list[float | Tensor]) -> float | Callable[[], float]:

@@ -6,7 +6,7 @@ A sample keeps the structure that unit-wise statistics need: its last axis runs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -77,66 +77,113 @@ Key = tuple[Any, str]
 """What a sample is of (a layer) and which of its tensors (output, input, ...)."""
 
 
-@dataclass(slots=True)
-class SampleBuffer:
-    """One flat buffer that holds a slot of `SAMPLE_SIZE` values for each key.
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """Where the samples of one key go, and how they are cut from a tensor of the usual shape."""
 
-    Slots are handed out on first use and kept for the buffer's life, so that a step copies into
-    memory that already exists.
+    row: int
+    shape: tuple[int, ...] = ()
+    unit_axis: int = 0
+    moved: bool = False
+    slices: tuple[slice, ...] = ()
+    target: Tensor | None = None
+    rows: int = 0
+    units: int = 0
+
+
+class SampleBuffer:
+    """One buffer that holds a row of `SAMPLE_SIZE` values for each key, zeros behind the sample.
+
+    Rows are handed out on first use and kept for the buffer's life, so that a step copies into
+    memory that already exists, through views that already exist while shapes stay the same.
     """
 
-    _storage: Tensor | None = None
-    _slots: dict[Key, int] = field(default_factory=dict)
-    _shapes: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._storage: Tensor | None = None
+        self._slots: dict[Key, _Slot] = {}
+        self._filled: dict[Key, _Slot] = {}
 
-    def copy(self, key: Key, sample: Tensor) -> None:
-        """Copy a sample (units last) into the slot of its key.
+    def copy(self, key: Key, tensor: Tensor, unit_axis: int) -> None:
+        """Copy a sample of a tensor into the row of its key.
 
-        Shape (*rows, units) with at most `SAMPLE_SIZE` values.
+        Args:
+            key: What the sample is of.
+            tensor: Of at least one axis; not part of a graph.
+            unit_axis: The axis over units, not negative.
         """
+        target, sample = self.place(key, tensor, unit_axis)
+        target.copy_(sample)
+
+    def place(self, key: Key, tensor: Tensor, unit_axis: int) -> tuple[Tensor, Tensor]:
+        """The row's view and the tensor's, for the caller to copy the second into the first."""
+        slot = self._slots.get(key)
+        if slot is None or slot.shape != tensor.shape or slot.unit_axis != unit_axis:
+            slot = self._lay_out(key, tensor, unit_axis)
+        self._filled[key] = slot
+        assert slot.target is not None
+        view = tensor.movedim(unit_axis, -1) if slot.moved else tensor
+        return slot.target, view[slot.slices]
+
+    def _lay_out(self, key: Key, tensor: Tensor, unit_axis: int) -> _Slot:
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = len(self._slots)
-        if self._storage is None or slot >= len(self._storage):
-            self._grow(sample.device)
+            slot = self._slots[key] = _Slot(row=len(self._slots))
+        if self._storage is None or slot.row >= len(self._storage):
+            self._grow(tensor.device)
         assert self._storage is not None
-        size = sample.numel()
-        self._storage[slot, :size].view(sample.shape).copy_(sample)
-        units = sample.shape[-1] if sample.dim() else 1
-        self._shapes[key] = (size // max(units, 1), units)
+        sample = strided_sample(tensor, unit_axis)
+        slot.shape, slot.unit_axis = tuple(tensor.shape), unit_axis
+        slot.moved = unit_axis != tensor.dim() - 1
+        slot.slices = _slices(tuple(tensor.movedim(unit_axis, -1).shape))
+        slot.units = sample.shape[-1]
+        slot.rows = sample.numel() // max(slot.units, 1)
+        self._storage[slot.row].zero_()
+        slot.target = self._storage[slot.row, : sample.numel()].view(sample.shape)
+        return slot
 
     def _grow(self, device: torch.device) -> None:
         old = self._storage
         count = 16 if old is None else 2 * len(old)
-        new = torch.zeros(count, SAMPLE_SIZE, device=device if old is None else old.device)
-        if old is not None:
-            new[: len(old)] = old
-        self._storage = new
+        self._storage = torch.zeros(
+            count, SAMPLE_SIZE, device=device if old is None else old.device
+        )
+        if old is None:
+            return
+        self._storage[: len(old)] = old
+        for slot in self._slots.values():
+            if slot.target is not None:
+                size = slot.rows * slot.units
+                slot.target = self._storage[slot.row, :size].view(slot.target.shape)
 
     def drain(self) -> Samples:
-        """All samples copied since the last call, on the host; empties the buffer."""
-        keys = list(self._shapes)
-        if not keys or self._storage is None:
+        """All samples copied since the last call, on the host."""
+        filled, self._filled = self._filled, {}
+        if not filled or self._storage is None:
             return Samples([], np.zeros((0, SAMPLE_SIZE), dtype=np.float32), [])
-        # Slots fill from 0 in order of first use, so one block holds them all.
-        last = max(self._slots[key] for key in keys) + 1
-        block = self._storage[:last].cpu().numpy()
-        values = block[[self._slots[key] for key in keys]]
-        shapes = [self._shapes[key] for key in keys]
-        self._shapes.clear()
-        return Samples(keys, values, shapes)
+        rows = [slot.row for slot in filled.values()]
+        # Rows fill in order of first use, so one block holds them all; indexing copies it.
+        values = self._storage[: max(rows) + 1].cpu().numpy()[rows]
+        return Samples(list(filled), values, [(slot.rows, slot.units) for slot in filled.values()])
 
 
 @dataclass(slots=True)
 class Samples:
     """Samples of one step on the host: row k of `values` holds the sample of `keys[k]`.
 
-    The first rows * units values of a row are valid, `shapes[k]` being (rows, units).
+    Attributes:
+        keys: What each sample is of.
+        values: Shape (samples, `SAMPLE_SIZE`), float32, zeros behind each sample.
+        shapes: (rows, units) of each sample.
     """
 
     keys: list[Key]
     values: np.ndarray
     shapes: list[tuple[int, int]]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of values of each sample."""
+        return np.array([rows * units for rows, units in self.shapes], dtype=np.int64)
 
     def matrix(self, position: int) -> np.ndarray:
         """The sample at a position as a matrix of shape (rows, units)."""

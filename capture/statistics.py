@@ -15,52 +15,42 @@ def summarise(samples: Samples) -> Columns:
     Non-finite values are counted and left out of the rest.
 
     Returns:
-        Arrays of shape (samples,), float64.
+        Arrays of shape (samples,).
 
     Example:
         >>> values = np.zeros((1, 2048), dtype=np.float32)
         >>> values[0, :4] = [3.0, -3.0, 0.0, np.nan]
-        >>> {k: round(float(v[0]), 3) for k, v in summarise(Samples([("fc", "output")], values, [(2, 2)])).items()}
+        >>> columns = summarise(Samples([("fc", "output")], values, [(2, 2)]))
+        >>> {name: round(float(column[0]), 3) for name, column in columns.items()}
         {'mean': 0.0, 'std': 2.449, 'rms': 2.449, 'max_abs': 3.0, 'zero_fraction': 0.333, \
 'nonfinite_fraction': 0.25}
     """
-    sizes = np.array([rows * units for rows, units in samples.shapes], dtype=np.int64)
-    if not len(sizes):
-        return {name: np.zeros(0) for name in _SUMMARY}
-    width = samples.values.shape[1]
-    # reduceat over (start, end) pairs: every second segment is the valid part of a row.
-    starts = np.arange(len(sizes)) * width
-    bounds = np.stack([starts, starts + np.minimum(sizes, width - 1)], axis=1).ravel()
-    flat = samples.values.ravel().astype(np.float64)
-    whole = sizes == width  # a full row's end bound would cut its last value
-    bad = ~np.isfinite(flat)
-    any_bad = bool(bad.any())
-    if any_bad:
-        flat[bad] = 0.0
-
-    def total(values: np.ndarray) -> np.ndarray:
-        sums = np.add.reduceat(values, bounds)[::2]
-        return np.where(whole, sums + values[starts + width - 1], sums)
-
-    magnitude = np.abs(flat)
-    bad_count = total(bad.astype(np.float64)) if any_bad else np.zeros(len(sizes))
-    count = np.maximum(sizes - bad_count, 1)
-    mean = total(flat) / count
-    mean_square = total(flat * flat) / count
-    zeros = total((flat == 0).astype(np.float64)) - bad_count
-    largest = np.maximum.reduceat(magnitude, bounds)[::2]
-    largest = np.where(whole, np.maximum(largest, magnitude[starts + width - 1]), largest)
+    values, sizes = samples.values, samples.sizes
+    bad = np.zeros(len(sizes))
+    if not np.isfinite(values.sum()):
+        broken = ~np.isfinite(values)
+        bad = broken.sum(axis=1)
+        values = np.where(broken, 0.0, values).astype(np.float64)  # float32 squares may overflow
+    count = np.maximum(sizes - bad, 1)
+    mean = values.sum(axis=1) / count
+    mean_square = np.einsum("ij,ij->i", values, values) / count
+    nonzero = np.count_nonzero(values, axis=1)
     return {
         "mean": mean,
         "std": np.sqrt(np.maximum(mean_square - mean * mean, 0.0)),
         "rms": np.sqrt(mean_square),
-        "max_abs": largest,
-        "zero_fraction": zeros / count,
-        "nonfinite_fraction": bad_count / np.maximum(sizes, 1),
+        "max_abs": np.maximum(values.max(axis=1), -values.min(axis=1))
+        if len(values)
+        else np.zeros(0),
+        "zero_fraction": (count - nonzero) / count,
+        "nonfinite_fraction": bad / np.maximum(sizes, 1),
     }
 
 
-_SUMMARY = ("mean", "std", "rms", "max_abs", "zero_fraction", "nonfinite_fraction")
+def root_mean_squares(samples: Samples) -> np.ndarray:
+    """The rms of each sample, NaN where it holds non-finite values; shape (samples,)."""
+    square = np.einsum("ij,ij->i", samples.values, samples.values, dtype=np.float64)
+    return np.sqrt(np.where(np.isfinite(square), square, np.nan) / np.maximum(samples.sizes, 1))
 
 
 def unit_spread(sample: np.ndarray) -> float:

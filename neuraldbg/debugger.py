@@ -97,6 +97,11 @@ class NeuralDbg:
             self._events = (version, found)
         return self._events[1]
 
+    @property
+    def faults(self) -> list[tuple[int, str]]:
+        """Faults of NeuralDBG's own during the run, as (step, message); empty if all went well."""
+        return list(self._recorder.guard.faults)
+
     def explain_failure(self) -> Explanations:
         """Ranked hypotheses about the run, most probable first, ``healthy`` and ``unknown`` too.
 

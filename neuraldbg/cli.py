@@ -1,0 +1,105 @@
+"""The command line: `neuraldbg` and `python -m neuraldbg`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from neuraldbg import __version__
+from neuraldbg.failure_modes import FailureMode
+
+if TYPE_CHECKING:
+    from neuraldbg.evaluation.demo import DemoRun
+
+app = typer.Typer(
+    help="Tells why a neural network failed to train.", no_args_is_help=True, add_completion=False
+)
+
+# The faults the demo can show: named here, not read from the evaluation package, so that `--help`
+# does not import torch. A test holds the two together.
+DEMO_FAULTS = (
+    FailureMode.LR_BLOWUP,
+    FailureMode.LR_TOO_LOW,
+    FailureMode.INIT_COLLAPSE,
+    FailureMode.INIT_BLOWUP,
+    FailureMode.SYMMETRIC_INIT,
+    FailureMode.DEAD_RELU,
+    FailureMode.SATURATED_ACTIVATION,
+    FailureMode.VANISHING_DEPTH,
+    FailureMode.UNNORMALISED_INPUT,
+    FailureMode.NAN_INPUT,
+    FailureMode.MISSING_ZERO_GRAD,
+    FailureMode.PARAM_NOT_IN_OPTIMIZER,
+)
+_Fault = StrEnum("_Fault", [(mode.name, mode.value) for mode in DEMO_FAULTS])  # type: ignore[misc]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"neuraldbg {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Tells why a neural network failed to train."""
+
+
+@app.command()
+def demo(
+    fault: Annotated[_Fault, typer.Option(help="The fault to train with.")] = _Fault.LR_BLOWUP,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of the report.")
+    ] = False,
+) -> None:
+    """Train a small network on real digits twice, healthy and with a fault, and explain both."""
+    console = Console(stderr=as_json)
+    try:
+        from neuraldbg.evaluation.demo import run_demo
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise
+        console.print(
+            "The demo trains on scikit-learn's digits: pip install 'neuraldbg\\[evaluation]'"
+        )
+        raise typer.Exit(2) from error
+    mode = FailureMode(fault.value)
+    runs = {}
+    for title, injected in (("healthy", None), (mode.value, mode)):
+        with console.status(f"training the {title} run"):
+            runs[title] = run_demo(mode, injected, seed)
+        if not as_json:
+            _print_run(console, title, runs[title])
+    if as_json:
+        document = {"seed": seed, "fault": mode.value, "runs": _as_documents(runs)}
+        typer.echo(json.dumps(document, indent=1, allow_nan=True))
+
+
+def _print_run(console: Console, title: str, run: DemoRun) -> None:
+    console.rule(f"run with {title}" if title != "healthy" else "healthy run", align="left")
+    console.print(run.description)
+    console.print(run.explanations)
+
+
+def _as_documents(runs: dict[str, DemoRun]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": title,
+            "description": run.description,
+            "steps": run.explanations.steps,
+            "first_loss": run.losses[0],
+            "last_loss": run.losses[-1],
+            "hypotheses": run.explanations.to_dicts(),
+        }
+        for title, run in runs.items()
+    ]
