@@ -53,10 +53,8 @@ class LayerHook:
         if torch.compiler.is_compiling() or module is not self._layer.module:
             return
         if torch.is_grad_enabled():
-            sampler = self._sampler
-            sampler.touched = True
-            if sampler.armed or self._layer in sampler.entries:
-                self._callback(self._layer, args, output)
+            self._sampler.touched = True
+            self._callback(self._layer, args, output)
 
     def __deepcopy__(self, memo: dict[int, object]) -> LayerHook:
         return self
@@ -96,7 +94,7 @@ def _no_history() -> _UnitHistory:
     return _UnitHistory(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ForwardSampler:
     """Samples the outputs of the watched layers in the steps for which it is armed.
 
@@ -106,7 +104,8 @@ class ForwardSampler:
         armed: Whether outputs are sampled now.
         producers: The `grad_fn` of each sampled output, for the walk of the loss's graph.
         batch: The raw tensors that entered the model in the pass now running, by layer.
-        entries: Layers that read the batch itself.
+        sentinels: Layers that open a pass or read the batch itself: they stay hooked when the
+            others are not.
         touched: Whether a watched layer was called since the last optimizer step.
         ever_touched: The same since the start: false where compiled code hides all calls.
         uses_saved_tensor_hooks: Whether saved values are packed (checkpointing, offloading), so
@@ -115,10 +114,10 @@ class ForwardSampler:
 
     guard: Guard
     dead_samples: int
-    armed: bool = True
+    armed: bool = False
     producers: dict[Node, Layer] = field(default_factory=dict)
     batch: dict[Layer, Tensor] = field(default_factory=dict)
-    entries: set[Layer] = field(default_factory=set)
+    sentinels: set[Layer] = field(default_factory=set)
     touched: bool = False
     ever_touched: bool = False
     uses_saved_tensor_hooks: bool = False
@@ -129,21 +128,42 @@ class ForwardSampler:
     _buffer: SampleBuffer = field(default_factory=SampleBuffer)
     _bounds: dict[Layer, tuple[float, float] | None] = field(default_factory=dict)
     _histories: dict[Layer, _UnitHistory] = field(default_factory=dict)
-    _handles: list[RemovableHandle] = field(default_factory=list)
+    _handles: dict[Layer, RemovableHandle] = field(default_factory=dict)
+    _layers: list[Layer] = field(default_factory=list)
+    _callback: Callable[[Layer, Any, Any], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._callback = self.guard.wrap(self._on_forward)
 
     def attach(self, layers: Iterable[Layer]) -> None:
-        """Register a hook on each layer's module."""
-        callback = self.guard.wrap(self._on_forward)
-        for layer in layers:
-            if layer.module is not None:
-                hook = LayerHook(layer, self, callback)
-                self._handles.append(layer.module.register_forward_hook(hook))
+        """Watch these layers, armed."""
+        self._layers = [layer for layer in layers if layer.module is not None]
+        self.armed = False
+        self.arm(True)
+
+    def arm(self, armed: bool) -> None:
+        """Sample the passes from now on, or let them be.
+
+        A module with a hook is called more slowly, so while nothing is sampled only the sentinels
+        keep theirs.
+        """
+        if armed == self.armed:
+            return
+        self.armed = armed
+        for layer in self._layers:
+            wanted = armed or layer in self.sentinels or not self.sentinels
+            if wanted and layer not in self._handles and layer.module is not None:
+                hook = LayerHook(layer, self, self._callback)
+                self._handles[layer] = layer.module.register_forward_hook(hook)
+            elif not wanted and layer in self._handles:
+                self._handles.pop(layer).remove()
 
     def detach(self) -> None:
         """Remove all hooks and let go of the model's tensors."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
+        self.armed = False
         self.release()
 
     def release(self) -> None:
@@ -189,9 +209,11 @@ class ForwardSampler:
     def _note_entry(self, layer: Layer, args: Any) -> None:
         """Remember a layer that reads the batch itself and not another layer's output."""
         value = first_tensor(args)
+        if self._previous is None:
+            self.sentinels.add(layer)
         if value is None or value.requires_grad or self._cut or layer in self._sampled:
             return
-        self.entries.add(layer)
+        self.sentinels.add(layer)
         self.batch[layer] = value
         if value.dim():
             axis = layer.unit_axis(value.dim(), None)

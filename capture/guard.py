@@ -41,7 +41,7 @@ class Guard:
             >>> len(caught), guard.faults[0][1]
             (1, 'ZeroDivisionError: division by zero')
         """
-        place = getattr(callback, "__qualname__", repr(callback))
+        place = getattr(callback, "__qualname__", type(callback).__name__)
 
         @functools.wraps(callback)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:

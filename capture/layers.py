@@ -85,6 +85,24 @@ class Layer:
         return float(weight.numel() // weight.shape[0])
 
     @property
+    def sampled_weight(self) -> Parameter:
+        """The largest weight, which stands for the layer in samples."""
+        return max(self.weights, key=torch.Tensor.numel)
+
+    @property
+    def unit_rows(self) -> int | None:
+        """Rows of that weight whose units are of one kind, or None for all.
+
+        Gates of recurrent layers and the three projections of attention are stacked in one
+        weight; units are alike or not within one gate only.
+        """
+        if isinstance(self.module, RECURRENT):
+            return self.module.hidden_size
+        if isinstance(self.module, nn.MultiheadAttention):
+            return self.module.embed_dim
+        return None
+
+    @property
     def has_units(self) -> bool:
         """Whether rows of its largest weight belong to units that should differ."""
         return any(p.dim() >= 2 for p in self.parameters) and not isinstance(

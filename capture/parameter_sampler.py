@@ -21,6 +21,10 @@ from neuraldbg.capture.statistics import (
 )
 
 
+_SURELY_DISTINCT = 0.1
+"""Spread of a layer's units beyond which they are not watched any more for being copies."""
+
+
 def norms(tensors: Sequence[Tensor]) -> np.ndarray:
     """Euclidean norms of tensors, computed in float32 by as few kernels as devices allow.
 
@@ -60,9 +64,11 @@ class ParameterSampler:
     _last_gradients: dict[Layer, np.ndarray] = field(default_factory=dict)
     _last_step: int = -2
     _fan_in: np.ndarray = field(init=False)
+    _maybe_copies: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._representatives = [max(layer.weights, key=Tensor.numel) for layer in self.layers]
+        self._representatives = [layer.sampled_weight for layer in self.layers]
+        self._maybe_copies = [row for row, layer in enumerate(self.layers) if layer.has_units]
         self._fan_in = np.array([layer.fan_in for layer in self.layers])
 
     def _sample(self, tensors: Sequence[tuple[Layer, Tensor]]) -> Samples:
@@ -70,7 +76,9 @@ class ParameterSampler:
         if not tensors:
             return self._buffer.drain()
         pairs = [
-            self._buffer.place((layer, "weight"), tensor if tensor.dim() else tensor[None], 0)
+            self._buffer.place(
+                (layer, "weight"), tensor[: layer.unit_rows] if tensor.dim() else tensor[None], 0
+            )
             for layer, tensor in tensors
         ]
         torch._foreach_copy_([target for target, _ in pairs], [sample for _, sample in pairs])
@@ -154,16 +162,20 @@ class ParameterSampler:
         if not np.isfinite(after.values.sum()):
             weight["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
         weight["gain"] = weight["rms"] * np.sqrt(self._fan_in)
-        weight["unit_spread"] = np.array(
-            [
-                unit_spread(before.matrix(row)) if layer.has_units else np.nan
-                for row, layer in enumerate(self.layers)
-            ]
-        )
+        weight["unit_spread"] = self._unit_spreads(before)
         weight["trainable"] = np.array(
             [float(any(p.requires_grad for p in layer.parameters)) for layer in self.layers]
         )
         return weight, {"rms": change, "ratio": ratio}
+
+    def _unit_spreads(self, weights: Samples) -> np.ndarray:
+        """How much the units of each layer differ, for as long as they hardly do."""
+        spreads = np.full(len(self.layers), np.nan)
+        for row in list(self._maybe_copies):
+            spreads[row] = unit_spread(weights.matrix(row))
+            if not spreads[row] < _SURELY_DISTINCT:
+                self._maybe_copies.remove(row)
+        return spreads
 
     def unset_gradients(self, parameters: set[Parameter]) -> set[Parameter]:
         """Those of the parameters whose gradient is absent or zero everywhere."""

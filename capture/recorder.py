@@ -92,7 +92,6 @@ class Recorder:
         """Start watching; a second call while attached changes nothing."""
         if self._stops:
             return
-        self._forward.armed = True
         self._forward.attach(self.layers)
         wrap = self.guard.wrap
         self._stops = [
@@ -229,7 +228,7 @@ class Recorder:
             self._parameters.read_weights_before()
         if not self._optimizers:
             # Should no optimizer ever step, the next forward pass belongs to the next step.
-            self._forward.armed = self.schedule.captures(self.step + 1)
+            self._forward.arm(self.schedule.captures(self.step + 1))
 
     # Optimizer step ---------------------------------------------------------------------------
 
@@ -379,7 +378,7 @@ class Recorder:
         return self.step + bool(self._stepped and len(self._stepped) == len(self._optimizers))
 
     def _arm(self, step: int) -> None:
-        self._forward.armed = self.schedule.captures(step)
+        self._forward.arm(self.schedule.captures(step))
         self._forward.touched = False
 
 

@@ -200,7 +200,7 @@ FAULTS: Mapping[FailureMode, Fault] = MappingProxyType(
             ),
             Fault(
                 FailureMode.SYMMETRIC_INIT,
-                "nn.init.constant_(weight, 0.05) and zero biases, which make all units of a layer alike",
+                "nn.init.constant_(weight, 0.05) and zero biases: all units of a layer alike",
                 _symmetric_init,
                 _weights_tell_units_apart,
             ),

@@ -13,7 +13,7 @@ _RECIPES = (
     Recipe("mlp", "breast_cancer", "adam", 3e-3, steps=100),
     Recipe("mlp", "wine", "sgd", 0.1, steps=120, activation="gelu"),
     Recipe("mlp", "diabetes", "adam", 3e-3, steps=150),
-    Recipe("mlp", "surface", "momentum", 0.01, steps=200, activation="tanh"),
+    Recipe("mlp", "surface", "momentum", 0.02, steps=200, activation="tanh"),
     Recipe("mlp", "spirals", "adam", 1e-2, batch_size=64, steps=200),
     Recipe("mlp", "digits", "adam", 1e-2, steps=200, activation="sigmoid"),
     Recipe("residual_mlp", "digits", "adamw", 2e-3, steps=120),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 import torch
-from sklearn import datasets as sklearn_datasets
 from torch import Tensor
 
 
@@ -49,17 +50,27 @@ def diabetes(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 @cache
 def _digits() -> tuple[Tensor, Tensor]:
-    pixels, labels = sklearn_datasets.load_digits(return_X_y=True)
+    pixels, labels = _sklearn_datasets().load_digits(return_X_y=True)
     return _tensor(pixels * (255 / 16)), torch.as_tensor(labels, dtype=torch.long)
 
 
 @cache
 def _tabular(name: str) -> tuple[Tensor, Tensor]:
     if name == "diabetes":
-        features, progression = sklearn_datasets.load_diabetes(return_X_y=True, scaled=False)
+        features, progression = _sklearn_datasets().load_diabetes(return_X_y=True, scaled=False)
         return _tensor(features), _tensor(progression).reshape(-1, 1)
-    features, labels = getattr(sklearn_datasets, f"load_{name}")(return_X_y=True)
+    features, labels = getattr(_sklearn_datasets(), f"load_{name}")(return_X_y=True)
     return _tensor(features), torch.as_tensor(labels, dtype=torch.long)
+
+
+def _sklearn_datasets() -> ModuleType:
+    # Imported on first use: it takes a second, and is an optional dependency.
+    try:
+        return import_module("sklearn.datasets")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "the measured data sets ship with scikit-learn: pip install 'neuraldbg[evaluation]'"
+        ) from error
 
 
 def _tensor(values: np.ndarray) -> Tensor:

@@ -81,17 +81,21 @@ class Thresholds:
     signal_growth: float = 2.5
     """Factor per layer by which activations grow at step 0, above which the signal blows up [O]."""
     activation_growth: float = 30.0
-    """A layer's activation rms over its own early median, above which it has run away [O]."""
+    """A layer's activation rms over its own early size, above which it has run away [O]."""
+    activation_floor: float = 0.3
+    """Early size below which growth does not count as running away [O]: activations that come up
+    from near zero to unit scale are recovering."""
     weight_growth: float = 5.0
     """A layer's weight rms over its initial value, above which weights have run away; half of
     torchmortem's tenfold, since most runs here are short [TM, O]."""
     unit_spread: float = 1e-4
     """Spread of a layer's units against their size, below which they are copies [O]."""
 
-    update_tiny: float = 1e-5
-    """Update rms over weight rms below which nothing is learned in reasonable time [TM]."""
-    update_small: float = 1e-4
-    """The same, a tenth of the rule of thumb [K]."""
+    update_tiny: float = 3e-5
+    """Update rms over weight rms of the layer that moves most, below which nothing is learned in
+    reasonable time [O]: 1e-5 for a single layer [TM]."""
+    update_small: float = 3e-4
+    """The same, a third of the rule of thumb [K]."""
     update_large: float = 0.1
     """The same above which a step throws much of the layer away: a hundred times [K] [TM]."""
     update_huge: float = 0.5

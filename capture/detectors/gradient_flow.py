@@ -14,6 +14,8 @@ from neuraldbg.thresholds import Thresholds
 
 _SHORTEST_SPAN = 3
 _EARLY_FRAMES = 10
+_FLOOR = 0.1
+"""Share of the strongest layer's usual norm below which a layer's own is no yardstick."""
 
 
 def detect_gradient_flow(panels: Panels, thresholds: Thresholds) -> Iterator[SemanticEvent]:
@@ -85,7 +87,8 @@ def _exploding(panel: Panel, thresholds: Thresholds) -> Iterator[SemanticEvent]:
 def _early_median(norm: np.ndarray) -> np.ndarray:
     """Each layer's usual norm at first: the smaller of its first value and its early median.
 
-    A gradient that explodes within the first steps must not become its own yardstick.
+    A gradient that explodes within the first steps must not become its own yardstick; one that
+    comes up from near zero, as behind weights that started small, does not explode.
     """
     early = norm[:_EARLY_FRAMES]
     result = np.full(norm.shape[1], np.nan)
@@ -93,7 +96,7 @@ def _early_median(norm: np.ndarray) -> np.ndarray:
         known = early[:, layer][np.isfinite(early[:, layer]) & (early[:, layer] > 0)]
         if len(known):
             result[layer] = min(known[0], float(np.median(known)))
-    return result
+    return np.fmax(result, _FLOOR * np.fmax.reduce(result)) if len(result) else result
 
 
 def _layers_with_matrices(panel: Panel, panels: Panels) -> np.ndarray:

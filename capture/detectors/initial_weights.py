@@ -56,7 +56,7 @@ def _identical_units(panel: Panel, thresholds: Thresholds) -> Iterator[SemanticE
     spread = panel["unit_spread"]
     copies = (spread < thresholds.unit_spread) & (panel["trainable"] > 0)
     for layer in np.flatnonzero(copies[0] & copies[: _FRAMES_TO_BREAK + 1].all(axis=0)):
-        apart = np.flatnonzero(~copies[:, layer])
+        apart = np.flatnonzero(~copies[:, layer])  # also once the spread is not watched any more
         end = int(apart[0]) - 1 if len(apart) else len(panel) - 1
         yield event_at(
             panel,

@@ -13,7 +13,6 @@ from neuraldbg.series import Kind
 from neuraldbg.thresholds import Thresholds
 
 _FEWEST_LAYERS = 3
-_EARLY_FRAMES = 5
 
 
 def detect_signal_propagation(panels: Panels, thresholds: Thresholds) -> Iterator[SemanticEvent]:
@@ -40,8 +39,7 @@ def detect_signal_propagation(panels: Panels, thresholds: Thresholds) -> Iterato
                 kind = EventType.ACTIVATION_FADING if fades else EventType.ACTIVATION_BLOWUP
                 severity = ratio_severity(factor, limit)
                 yield event_at(panel, kind, stack[-1], (0, 0), states, factor, limit, severity)
-    early = _early_size(panel["rms"])
-    growth = panel["rms"] / np.maximum(early, 1e-30)
+    growth = panel["rms"] / np.fmax(panel["rms"][0], thresholds.activation_floor)
     for layer, span in layer_spans(panel, growth > thresholds.activation_growth):
         value = float(np.nanmax(growth[span[0] : span[1] + 1, layer]))
         limit = thresholds.activation_growth
@@ -56,11 +54,3 @@ def detect_signal_propagation(panels: Panels, thresholds: Thresholds) -> Iterato
             ratio_severity(value, limit),
         )
 
-
-def _early_size(rms: np.ndarray) -> np.ndarray:
-    """The size each layer's activations had at first, never below a thousandth of the largest."""
-    with np.errstate(all="ignore"):
-        first = np.where(np.isfinite(rms[0]), rms[0], np.nan)
-        early = np.nanmin(np.vstack([first, np.full_like(first, np.inf)]), axis=0)
-    early[~np.isfinite(early)] = np.nan
-    return np.fmax(early, 1e-3 * np.nanmax(early) if np.isfinite(early).any() else 0.0)
