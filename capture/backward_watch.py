@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,8 +27,44 @@ class BackwardWatcher:
     after: Callable[[], None]
 
 
-_watchers: list[BackwardWatcher] = []
-_original: Callable[..., None] | None = None
+class _Replacement:
+    """Stands in for `torch.autograd.backward` while there are watchers."""
+
+    def __init__(self) -> None:
+        self.watchers: list[BackwardWatcher] = []
+        self._original: Callable[..., None] | None = None
+
+    def __call__(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        assert self._original is not None
+        given = tensors if isinstance(tensors, Sequence) else [tensors]
+        roots = [root for root in given if isinstance(root, Tensor)]
+        watchers = tuple(self.watchers)
+        for watcher in watchers:
+            watcher.before(roots)
+        try:
+            self._original(tensors, *args, **kwargs)
+        finally:
+            for watcher in watchers:
+                watcher.after()
+
+    def add(self, watcher: BackwardWatcher) -> None:
+        self.watchers.append(watcher)
+        if self._original is None:
+            self._original = torch.autograd.backward
+            torch.autograd.backward = self
+
+    def remove(self, watcher: BackwardWatcher) -> None:
+        if watcher in self.watchers:
+            self.watchers.remove(watcher)
+        # Somebody may have replaced the function after us; theirs must then stay, and this one,
+        # which theirs calls, only passes on.
+        ours = cast("object", torch.autograd.backward) is self
+        if not self.watchers and ours and self._original is not None:
+            torch.autograd.backward = self._original
+            self._original = None
+
+
+_replacement = _Replacement()
 
 
 def watch_backward(watcher: BackwardWatcher) -> Callable[[], None]:
@@ -43,33 +79,5 @@ def watch_backward(watcher: BackwardWatcher) -> Callable[[], None]:
         >>> seen
         [2.0, 'after']
     """
-    global _original
-    _watchers.append(watcher)
-    if _original is None:
-        _original = torch.autograd.backward
-        torch.autograd.backward = _watched_backward
-
-    def stop() -> None:
-        global _original
-        if watcher in _watchers:
-            _watchers.remove(watcher)
-        # Somebody may have replaced the function after us; theirs must then stay, and ours,
-        # which theirs calls, only passes on.
-        if not _watchers and torch.autograd.backward is _watched_backward and _original:
-            torch.autograd.backward = _original
-            _original = None
-
-    return stop
-
-
-def _watched_backward(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-    assert _original is not None
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    watchers = tuple(_watchers)
-    for watcher in watchers:
-        watcher.before(roots)
-    try:
-        _original(tensors, *args, **kwargs)
-    finally:
-        for watcher in watchers:
-            watcher.after()
+    _replacement.add(watcher)
+    return lambda: _replacement.remove(watcher)

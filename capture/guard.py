@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 import warnings
@@ -49,7 +50,7 @@ class Guard:
                 return
             try:
                 callback(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not get out
                 self._failures[place] = self._failures.get(place, 0) + 1
                 self._record(error)
 
@@ -60,15 +61,12 @@ class Guard:
         self.faults.append((self.current_step(), f"{type(error).__name__}: {error}"))
         if first:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            with_location = f"{where.filename}:{where.lineno}"
-            try:
+            # Warnings turned into errors must not reach the loop either.
+            with contextlib.suppress(CaptureFaultWarning):
                 warnings.warn(
                     f"NeuralDBG could not observe part of this run ({self.faults[0][1]}, at "
-                    f"{with_location}). Training goes on unchanged; what was missed counts as "
-                    "not observed.",
+                    f"{where.filename}:{where.lineno}). Training goes on unchanged; what was "
+                    "missed counts as not observed.",
                     CaptureFaultWarning,
                     stacklevel=3,
                 )
-            except CaptureFaultWarning:
-                # Warnings turned into errors must not reach the loop either.
-                pass

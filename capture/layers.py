@@ -22,7 +22,14 @@ _CHANNELS_FIRST = (
     nn.GroupNorm,
     nn.PReLU,
 )
-_UNITS_LAST = (nn.Linear, nn.Bilinear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, *RECURRENT)
+_UNITS_LAST = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.LayerNorm,
+    nn.Embedding,
+    nn.MultiheadAttention,
+    *RECURRENT,
+)
 _WITHOUT_A_SIGN = (
     nn.Identity,
     nn.Flatten,
@@ -97,9 +104,9 @@ class Layer:
         weight; units are alike or not within one gate only.
         """
         if isinstance(self.module, RECURRENT):
-            return self.module.hidden_size
+            return int(self.module.hidden_size)
         if isinstance(self.module, nn.MultiheadAttention):
-            return self.module.embed_dim
+            return int(self.module.embed_dim)
         return None
 
     @property

@@ -37,9 +37,7 @@ class Panel:
         if kind is Kind.INPUT:
             chosen &= series["target"].fillna(0.0) == float(target)
         self._rows = series[chosen]
-        self.steps, self._step_codes = np.unique(
-            self._rows["step"].to_numpy(), return_inverse=True
-        )
+        self.steps, self._step_codes = np.unique(self._rows["step"].to_numpy(), return_inverse=True)
         layers = self._rows[["layer", "layer_index"]].drop_duplicates("layer", keep="last")
         layers = layers.sort_values("layer_index", kind="stable")
         self.layers: list[str | None] = [
@@ -51,9 +49,10 @@ class Panel:
     @cached_property
     def _layer_codes(self) -> np.ndarray:
         positions = {name: position for position, name in enumerate(self.layers)}
-        categories = self._rows["layer"].cat.categories
-        lookup = np.array([positions.get(name, -1) for name in categories] + [positions.get(None, -1)])
-        return lookup[self._rows["layer"].cat.codes.to_numpy()]
+        names = self._rows["layer"].cat
+        # A missing layer has the code -1, which indexes the last entry.
+        lookup = [*(positions.get(name, -1) for name in names.categories), positions.get(None, -1)]
+        return np.array(lookup)[names.codes.to_numpy()]
 
     def __getitem__(self, column: str) -> np.ndarray:
         """The column as a matrix, NaN where a layer was not observed at a step."""

@@ -20,7 +20,6 @@ from neuraldbg.capture.statistics import (
     unit_spread,
 )
 
-
 _SURELY_DISTINCT = 0.1
 """Spread of a layer's units beyond which they are not watched any more for being copies."""
 

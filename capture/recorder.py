@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.guard import Guard
-from neuraldbg.capture.layers import Layer, find_layers
+from neuraldbg.capture.layers import find_layers
 from neuraldbg.capture.loss_anatomy import find_functional_activations, read_loss_head
 from neuraldbg.capture.optimizer_watch import (
     OptimizerRecord,
@@ -141,8 +140,8 @@ class Recorder:
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
         self._note_resets()
-        loss = roots[0]
-        if loss.numel() != 1:
+        loss = roots[0] if roots else None
+        if loss is None or loss.numel() != 1:
             self._pending.losses.append(math.nan)
             return
         value: float | Tensor = loss.detach().clone()
@@ -382,10 +381,12 @@ class Recorder:
         self._forward.touched = False
 
 
-def _mean_loss(losses: list[float | Tensor]) -> float | Callable[[], float]:
+def _mean_loss(losses: Sequence[float | Tensor]) -> float | Callable[[], float]:
     """The mean of a step's losses; a function where fetching it would make the device wait."""
+
+    def mean() -> float:
+        return sum(float(loss) for loss in losses) / len(losses)
+
     if not losses:
         return math.nan
-    if all(isinstance(loss, float) for loss in losses):
-        return sum(losses) / len(losses)  # type: ignore[arg-type]
-    return lambda: sum(float(loss) for loss in losses) / len(losses)
+    return mean if any(isinstance(loss, Tensor) for loss in losses) else mean()

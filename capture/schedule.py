@@ -33,8 +33,7 @@ class Schedule:
         steps = [step for step, _ in self.periods]
         if steps != sorted(set(steps)) or any(period < 1 for _, period in self.periods):
             raise ValueError(
-                "Schedule: periods must rise in step, with periods of at least 1: "
-                f"{self.periods}"
+                f"Schedule: periods must rise in step, with periods of at least 1: {self.periods}"
             )
 
     def captures(self, step: int) -> bool:

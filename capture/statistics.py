@@ -50,7 +50,8 @@ def summarise(samples: Samples) -> Columns:
 def root_mean_squares(samples: Samples) -> np.ndarray:
     """The rms of each sample, NaN where it holds non-finite values; shape (samples,)."""
     square = np.einsum("ij,ij->i", samples.values, samples.values, dtype=np.float64)
-    return np.sqrt(np.where(np.isfinite(square), square, np.nan) / np.maximum(samples.sizes, 1))
+    mean = np.where(np.isfinite(square), square, np.nan) / np.maximum(samples.sizes, 1)
+    return np.asarray(np.sqrt(mean))
 
 
 def unit_spread(sample: np.ndarray) -> float:
@@ -83,7 +84,7 @@ def silent_units(sample: np.ndarray) -> np.ndarray:
     >>> silent_units(np.array([[0.0, 1.0], [0.0, 0.0]])).tolist()
     [True, False]
     """
-    return ~np.any(sample, axis=0)
+    return np.asarray(~np.any(sample, axis=0))
 
 
 def feature_spread(sample: np.ndarray) -> float:

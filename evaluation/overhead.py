@@ -45,7 +45,8 @@ class _SequenceClassifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Shape (batch, time, 32) to logits of shape (batch, 10)."""
-        return self.head(self.encoder(self.embed(inputs)).mean(dim=1))
+        logits: Tensor = self.head(self.encoder(self.embed(inputs)).mean(dim=1))
+        return logits
 
 
 def _mlp() -> nn.Module:
@@ -117,7 +118,8 @@ def _training_step(workload: Workload) -> _Loop:
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return _Loop(model, step)

@@ -50,8 +50,8 @@ def enumerate_causes(specification: Specification, evidence: Mapping[str, str]) 
         if absent == present == 1.0:
             continue
         missing = np.full((1,) * len(causes), 1.0 - mechanism.leak)
-        for axis, cause in enumerate(causes):
-            strength = mechanism.strengths.get(cause, 0.0)
+        for axis, mode in enumerate(causes):
+            strength = mechanism.strengths.get(mode, 0.0)
             if strength:
                 missing = missing * _along(axis, len(causes), 1.0, 1.0 - strength)
         joint = joint * (missing * absent + (1.0 - missing) * present)

@@ -40,8 +40,9 @@ def read_evidence(
         if observed.steps(observation) >= observation.frames:
             evidence[observation.name] = _state_of(observation, events, observed).name
     # A loss that rose for good or turned NaN is no test of whether it would have fallen.
-    if evidence.get("loss_turn") in ("rising", "diverging") or "non_finite" == evidence.get(
-        "loss_values"
+    if (
+        evidence.get("loss_turn") in ("rising", "diverging")
+        or evidence.get("loss_values") == "non_finite"
     ):
         evidence.pop("loss_progress", None)
     return evidence
@@ -84,9 +85,7 @@ class _Observed:
     def _count(self, observation: Observation) -> tuple[int, int]:
         key = (observation.kind.value, observation.column)
         if key not in self._counts:
-            rows = self._series[
-                (self._series["kind"] == key[0]) & self._series[key[1]].notna()
-            ]
+            rows = self._series[(self._series["kind"] == key[0]) & self._series[key[1]].notna()]
             self._counts[key] = (rows["step"].nunique(), rows["layer"].nunique())
         return self._counts[key]
 

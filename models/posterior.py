@@ -53,7 +53,5 @@ def posterior_from_joint(
         >>> {cause.value: round(p, 3) for cause, p in posterior.causes.items()}, posterior.healthy
         ({'lr_blowup': 0.4, 'unknown': 0.2}, 0.5)
     """
-    marginals = {
-        cause: float(joint.take(1, axis=axis).sum()) for axis, cause in enumerate(causes)
-    }
+    marginals = {cause: float(joint.take(1, axis=axis).sum()) for axis, cause in enumerate(causes)}
     return Posterior(marginals, float(joint[(0,) * len(causes)]), dict(evidence))

@@ -124,7 +124,8 @@ class Specification:
         modes = {cause.mode for cause in self.causes}
         names = {mechanism.name for mechanism in self.mechanisms}
         everything = [cause.mode.value for cause in self.causes]
-        everything += [part.name for part in (*self.mechanisms, *self.observations)]
+        everything += [mechanism.name for mechanism in self.mechanisms]
+        everything += [observation.name for observation in self.observations]
         for name in everything:
             if everything.count(name) > 1:
                 raise NetworkFormatError(f"{name!r} names two nodes; each needs its own name")

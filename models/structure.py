@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from neuraldbg.models.noisy_or import noisy_or_table
+from neuraldbg.models.pgmpy_loading import load_pgmpy
 from neuraldbg.models.specification import Mechanism, Observation, Specification
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def build_network(specification: Specification) -> DiscreteBayesianNetwork:
     their own (``stalled_learning~1``), whose plain OR it is. The result is exactly the same
     distribution (Henrion 1989; Heckerman and Breese 1996).
     """
+    load_pgmpy()
     from pgmpy.models import DiscreteBayesianNetwork
 
     tables = [_cause_table(cause.mode.value, cause.prior) for cause in specification.causes]
@@ -68,7 +71,7 @@ def _groups(count: int) -> Iterator[range]:
     """As few groups of at most `MAX_PARENTS` as possible, of about equal size."""
     number = -(-count // MAX_PARENTS)
     bounds = [round(k * count / number) for k in range(number + 1)]
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         yield range(start, end)
 
 

@@ -69,7 +69,7 @@ _FROM_ACTIVATIONS = (
 
 def build_causal_graph(
     events: Iterable[SemanticEvent], thresholds: Thresholds | None = None
-) -> nx.DiGraph:
+) -> nx.DiGraph[int]:
     """The directed acyclic graph of what may have brought what about.
 
     Args:
@@ -89,7 +89,7 @@ def build_causal_graph(
     """
     window = (thresholds or Thresholds()).coupling_window
     ordered = sorted(events, key=lambda event: event.moment)
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from((event.event_id, {"event": event}) for event in ordered)
     by_type: dict[EventType, list[SemanticEvent]] = {}
     for event in ordered:
@@ -125,9 +125,7 @@ def _on_the_way(cause: SemanticEvent, effect: SemanticEvent) -> bool:
 
 def in_causal_order(events: Iterable[SemanticEvent]) -> list[SemanticEvent]:
     """Events in causal order; those judged over the whole run come last."""
-    return sorted(
-        events, key=lambda event: (event.event_type in _OF_THE_WHOLE_RUN, event.moment)
-    )
+    return sorted(events, key=lambda event: (event.event_type in _OF_THE_WHOLE_RUN, event.moment))
 
 
 def trace_causal_chain(
@@ -159,9 +157,7 @@ def trace_causal_chain(
     return (*first_of_each_type(e for e in leading if e.event_type is not wanted), target)
 
 
-def chain_from(
-    graph: nx.DiGraph, roots: Sequence[SemanticEvent]
-) -> tuple[SemanticEvent, ...]:
+def chain_from(graph: nx.DiGraph[int], roots: Sequence[SemanticEvent]) -> tuple[SemanticEvent, ...]:
     """The events that some roots may have brought about, roots included, in causal order.
 
     One event stands for each type: the first.
@@ -180,7 +176,7 @@ def first_of_each_type(events: Iterable[SemanticEvent]) -> list[SemanticEvent]:
     return list(first.values())
 
 
-def origins(graph: nx.DiGraph, events: Sequence[SemanticEvent]) -> list[SemanticEvent]:
+def origins(graph: nx.DiGraph[int], events: Sequence[SemanticEvent]) -> list[SemanticEvent]:
     """Those of some events that none of the others leads to, in causal order."""
     ids = {event.event_id for event in events}
     downstream = {

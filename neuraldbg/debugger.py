@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pandas as pd
 
@@ -68,7 +68,7 @@ class NeuralDbg:
         self._events: tuple[int, pd.DataFrame] | None = None
         self._series: tuple[int, pd.DataFrame] | None = None
 
-    def __enter__(self) -> NeuralDbg:
+    def __enter__(self) -> Self:
         self._recorder.attach()
         return self
 

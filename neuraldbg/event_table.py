@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -70,20 +71,21 @@ def events_from_table(table: pd.DataFrame) -> list[SemanticEvent]:
     missing = [name for name in EVENT_COLUMNS if name not in table]
     if missing:
         raise ValueError(f"not an event table: it lacks {', '.join(missing)}")
-    return [
-        SemanticEvent(
-            event_id=int(row.event_id),
-            event_type=EventType(row.event_type),
-            layer=None if pd.isna(row.layer) else str(row.layer),
-            layer_index=int(row.layer_index),
-            step_start=int(row.step_start),
-            step_end=int(row.step_end),
-            from_state=str(row.from_state),
-            to_state=str(row.to_state),
-            severity=float(row.severity),
-            value=float(row.value),
-            threshold=float(row.threshold),
-            rank=int(row.rank),
-        )
-        for row in table.itertuples(index=False)
-    ]
+    return [_event(row) for row in table.to_dict("records")]
+
+
+def _event(row: Mapping[Hashable, Any]) -> SemanticEvent:
+    return SemanticEvent(
+        event_id=int(row["event_id"]),
+        event_type=EventType(row["event_type"]),
+        layer=None if pd.isna(row["layer"]) else str(row["layer"]),
+        layer_index=int(row["layer_index"]),
+        step_start=int(row["step_start"]),
+        step_end=int(row["step_end"]),
+        from_state=str(row["from_state"]),
+        to_state=str(row["to_state"]),
+        severity=float(row["severity"]),
+        value=float(row["value"]),
+        threshold=float(row["threshold"]),
+        rank=int(row["rank"]),
+    )

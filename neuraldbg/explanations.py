@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, overload
 
-from neuraldbg.hypotheses import CausalHypothesis, RootCause
 from neuraldbg.failure_modes import FailureMode
+from neuraldbg.hypotheses import CausalHypothesis, RootCause
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

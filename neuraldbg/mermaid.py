@@ -27,7 +27,7 @@ def escape_label(text: str) -> str:
     )
 
 
-def causal_graph_to_mermaid(graph: nx.DiGraph) -> str:
+def causal_graph_to_mermaid(graph: nx.DiGraph[int]) -> str:
     """A Mermaid flowchart of a causal graph; edges that others imply are left out.
 
     Args:

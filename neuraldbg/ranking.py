@@ -33,7 +33,7 @@ class Support:
 def rank_hypotheses(
     probabilities: Sequence[tuple[FailureMode, float]],
     supports: Mapping[FailureMode, Support],
-    graph: nx.DiGraph,
+    graph: nx.DiGraph[int],
 ) -> list[CausalHypothesis]:
     """One hypothesis for each cause, most probable first.
 
@@ -56,7 +56,7 @@ _NOTHING = Support((), {})
 
 
 def _hypothesis(
-    mode: FailureMode, probability: float, support: Support, graph: nx.DiGraph
+    mode: FailureMode, probability: float, support: Support, graph: nx.DiGraph[int]
 ) -> CausalHypothesis:
     speaking_for = [f for f in support.findings if f.weight > DECISIVE]
     origin = _origin(mode, speaking_for, support, graph)
@@ -81,7 +81,7 @@ def _hypothesis(
 
 
 def _origin(
-    mode: FailureMode, speaking_for: Sequence[Finding], support: Support, graph: nx.DiGraph
+    mode: FailureMode, speaking_for: Sequence[Finding], support: Support, graph: nx.DiGraph[int]
 ) -> list[SemanticEvent]:
     """The events of the sign that is closest to the cause itself, in causal order.
 

@@ -16,8 +16,9 @@ from neuraldbg.failure_modes import FailureMode, catalogue
 from neuraldbg.hypotheses import CausalHypothesis
 from neuraldbg.wording import describe_event
 
-SHOWN = 4
-"""Hypotheses in the table; the rest is a sentence."""
+_SHOWN = 5
+_SHOWN_FROM = 0.01
+"""At most so many hypotheses are in the table, from this probability on; the rest is a sentence."""
 _DETAILED = 0.2
 """Probability from which a hypothesis other than the first gets its own details."""
 _LINES = 6
@@ -50,15 +51,16 @@ def _table(explanations: Explanations) -> Table:
     table.add_column("layer", overflow="ellipsis", max_width=28)
     table.add_column("step", justify="right")
     table.add_column("what to change", ratio=1)
-    for hypothesis in explanations[:SHOWN]:
+    shown = [h for h in explanations if h.probability >= _SHOWN_FROM][:_SHOWN]
+    for hypothesis in shown:
         table.add_row(
             hypothesis.cause.value,
-            f"{hypothesis.probability:.0%}" if hypothesis.probability >= 0.01 else "< 1%",
+            f"{hypothesis.probability:.0%}",
             escape(hypothesis.layer or "-"),
             "-" if hypothesis.step is None else str(hypothesis.step),
             escape(hypothesis.remedy),
         )
-    rest = explanations[SHOWN:]
+    rest = explanations[len(shown) :]
     if rest:
         most = max(hypothesis.probability for hypothesis in rest)
         table.caption = f"{len(rest)} more hypotheses at {most:.1%} or less each"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -60,7 +60,7 @@ COLUMNS = (*KEYS, *STATISTICS, *FLAGS)
 _KINDS = pd.CategoricalDtype([kind.value for kind in Kind])
 
 
-def build_series(columns: dict[str, np.ndarray | Sequence[object]]) -> pd.DataFrame:
+def build_series(columns: Mapping[str, np.ndarray | Sequence[object]]) -> pd.DataFrame:
     """A series table from columns; those left out are filled with NaN, the types are set.
 
     Raises:
@@ -82,9 +82,9 @@ def build_series(columns: dict[str, np.ndarray | Sequence[object]]) -> pd.DataFr
     data: dict[str, object] = {
         "step": np.asarray(columns["step"], dtype=np.int64),
         "rank": np.asarray(columns["rank"], dtype=np.int16),
-        "layer": pd.Categorical(columns["layer"]),
+        "layer": pd.Categorical(np.asarray(columns["layer"], dtype=object)),
         "layer_index": np.asarray(columns["layer_index"], dtype=np.int32),
-        "kind": pd.Categorical(columns["kind"], dtype=_KINDS),
+        "kind": pd.Categorical(np.asarray(columns["kind"], dtype=object), dtype=_KINDS),
     }
     for name in (*STATISTICS, *FLAGS):
         given = columns.get(name)

@@ -1,6 +1,8 @@
 """The project's packages and modules, as its pyproject.toml and its folders have them."""
 
+import ast
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,3 +27,23 @@ def _module_name(path: Path) -> str:
     if parts[-1] == "__init__":
         parts.pop()
     return ".".join(parts)
+
+
+def imported_names(name: str, path: Path) -> Iterator[str]:
+    """Everything a module imports, wherever in it, relative imports resolved.
+
+    `from a import b` gives both `a` and `a.b`: `b` may be a module.
+    """
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                home = ".".join([*parents, *filter(None, [home])])
+            yield home
+            yield from (f"{home}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (a.value for a in node.args[:1] if isinstance(a, ast.Constant))

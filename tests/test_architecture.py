@@ -1,11 +1,10 @@
 """Which package may import which, and what an `__init__.py` may hold."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source_tree import find_modules
+from source_tree import find_modules, imported_names
 
 MODULES = find_modules()
 
@@ -30,24 +29,6 @@ BARRED = {
 }  # fmt: skip
 # For type checkers alone: the lazy face names the class whose module it imports on first use.
 EXCEPTIONS = {("neuraldbg", "neuraldbg.debugger"), ("neuraldbg", "neuraldbg.debugger.NeuralDbg")}
-
-
-def imported_names(name: str, path: Path) -> Iterator[str]:
-    """Everything a module imports, wherever in it, relative imports resolved.
-
-    `from a import b` gives both `a` and `a.b`: `b` may be a module.
-    """
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            home = node.module or ""
-            if node.level:
-                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
-                home = ".".join([*parents, *filter(None, [home])])
-            yield home
-            yield from (f"{home}.{alias.name}" for alias in node.names)
 
 
 def barred_for(name: str) -> tuple[str, ...]:
@@ -81,6 +62,8 @@ def test_nothing_is_imported_under_its_folders_name(name: str, folder: str) -> N
     ("source", "expected"),
     [
         ("import torch.nn", {"torch.nn"}),
+        ("import_module('torch.nn')", {"torch.nn"}),
+        ("importlib.import_module('torch.nn')", {"torch.nn"}),
         ("def f():\n    from pgmpy.models import X", {"pgmpy.models", "pgmpy.models.X"}),
         ("from . import b", {"neuraldbg.models", "neuraldbg.models.b"}),
         ("from .b import c", {"neuraldbg.models.b", "neuraldbg.models.b.c"}),

@@ -25,10 +25,10 @@ from neuraldbg.evaluation.mistakes import HoldLastLayers
 from neuraldbg.failure_modes import FailureMode
 
 MLP = Recipe("mlp", "digits", "momentum", 0.02, steps=60)
-CNN = Recipe("cnn", "digits_images", "momentum", 0.05, steps=90)
-RNN = Recipe("rnn", "digits_rows", "adam", 3e-3, steps=80)
+CNN = Recipe("cnn", "digits_images", "momentum", 0.05, steps=60)
+RNN = Recipe("rnn", "digits_rows", "adam", 5e-3, steps=60)
 DEEP_MLP = Recipe("deep_mlp", "breast_cancer", "momentum", 0.01, steps=60, activation="tanh")
-DEEP_CNN = Recipe("deep_cnn", "digits_images", "momentum", 0.02, steps=100, activation="tanh")
+DEEP_CNN = Recipe("deep_cnn", "digits_images", "momentum", 0.02, steps=60, activation="tanh")
 PLACES = {
     FailureMode.SATURATED_ACTIVATION: (replace(MLP, activation="tanh"), RNN),
     FailureMode.VANISHING_DEPTH: (DEEP_MLP, DEEP_CNN),

@@ -1,6 +1,5 @@
 """What is installed is what is in the folders, under one top-level name."""
 
-import ast
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from source_tree import PACKAGE_DIRS, PYPROJECT, ROOT, TOP_FOLDERS, find_modules
+from source_tree import PACKAGE_DIRS, PYPROJECT, ROOT, TOP_FOLDERS, find_modules, imported_names
 
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 SPOKES = ("capture", "models", "evaluation")
@@ -68,20 +67,12 @@ def test_every_imported_library_is_declared() -> None:
     distributions = packages_distributions()
     used = {
         distribution
-        for path in find_modules().values()
-        for top in imported_top_levels(path) - set(sys.stdlib_module_names) - {"neuraldbg"}
+        for name, path in find_modules().items()
+        for top in {imported.partition(".")[0] for imported in imported_names(name, path)}
+        - {"neuraldbg", *sys.stdlib_module_names}
         for distribution in distributions.get(top, [top])
     }
     assert used == declared
-
-
-def imported_top_levels(path: Path) -> set[str]:
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    plain = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
-    sources = {
-        n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level
-    }
-    return {name.partition(".")[0] for name in plain | sources}
 
 
 @pytest.mark.parametrize("name", SPOKES)

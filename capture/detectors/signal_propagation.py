@@ -53,4 +53,3 @@ def detect_signal_propagation(panels: Panels, thresholds: Thresholds) -> Iterato
             limit,
             ratio_severity(value, limit),
         )
-
