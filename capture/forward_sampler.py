@@ -11,22 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from neuraldbg.capture.activation_health import Activation, UnitHistories
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
-from neuraldbg.capture.sampling import Key, SampleBuffer, Samples
+from neuraldbg.capture.sampling import Key, SampleBuffer
 from neuraldbg.capture.statistics import (
     Columns,
     feature_spread,
-    silent_units,
     summarise,
 )
-
-SATURATION_MARGIN = 0.01
-"""Distance from a limit, as a share of the range between the limits over two, within which a
-value is in the flat tail: tanh's slope there is below 0.02, the sigmoid's below 0.005."""
-_SILENT_FRAMES = 16
-"""Captured steps after which a silent unit counts as dead, however small the batches."""
 
 
 class LayerHook:
@@ -71,29 +65,6 @@ def _ignore_call(*args: object) -> None:
     """What a pickled hook becomes."""
 
 
-@dataclass(slots=True)
-class _UnitHistory:
-    """For how many samples and captured steps in a row each unit of a layer has been zero."""
-
-    samples: np.ndarray
-    frames: np.ndarray
-
-    def update(self, silent: np.ndarray, rows: int) -> None:
-        if self.samples.shape != silent.shape:
-            self.samples = np.zeros(silent.shape, dtype=np.int64)
-            self.frames = np.zeros(silent.shape, dtype=np.int64)
-        self.samples = np.where(silent, self.samples + rows, 0)
-        self.frames = np.where(silent, self.frames + 1, 0)
-
-    def dead_fraction(self, dead_samples: int) -> float:
-        dead = (self.samples >= dead_samples) | (self.frames >= _SILENT_FRAMES)
-        return float(dead.mean())
-
-
-def _no_history() -> _UnitHistory:
-    return _UnitHistory(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class ForwardSampler:
     """Samples the outputs of the watched layers in the steps for which it is armed.
@@ -122,22 +93,24 @@ class ForwardSampler:
     ever_touched: bool = False
     uses_saved_tensor_hooks: bool = False
     _order: list[Layer] = field(default_factory=list)
+    _numbered: int = 0
     _sampled: set[Layer] = field(default_factory=set)
     _previous: Layer | None = None
     _cut: bool = False
     _buffer: SampleBuffer = field(default_factory=SampleBuffer)
     _bounds: dict[Layer, tuple[float, float] | None] = field(default_factory=dict)
-    _histories: dict[Layer, _UnitHistory] = field(default_factory=dict)
+    _histories: UnitHistories = field(init=False)
     _handles: dict[Layer, RemovableHandle] = field(default_factory=dict)
     _layers: list[Layer] = field(default_factory=list)
     _callback: Callable[[Layer, Any, Any], None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._callback = self.guard.wrap(self._on_forward)
+        self._histories = UnitHistories(self.dead_samples)
 
     def attach(self, layers: Iterable[Layer]) -> None:
         """Watch these layers, armed."""
-        self._layers = [layer for layer in layers if layer.module is not None]
+        self._layers = list(layers)
         self.armed = False
         self.arm(True)
 
@@ -187,7 +160,6 @@ class ForwardSampler:
         if not layer.called:
             layer.called = True
             self._order.append(layer)
-            self._renumber()
         self._note_entry(layer, args)
         if tensor.grad_fn is None:
             self._cut = True
@@ -202,9 +174,25 @@ class ForwardSampler:
         self._previous = layer
 
     def _renumber(self) -> None:
-        """Called layers come first, in the order of their calls; the rest behind them."""
-        for index, layer in enumerate(self._order):
+        """Number the layers in the order in which data flows.
+
+        That is the order of their calls; a layer that is never called itself (attention applies
+        the weights of its output projection without calling it) follows the one registered
+        before it.
+        """
+        followers: dict[Layer | None, list[Layer]] = {}
+        last_called: Layer | None = None
+        for layer in self._layers:
+            if layer.called:
+                last_called = layer
+            else:
+                followers.setdefault(last_called, []).append(layer)
+        ordered = [*followers.get(None, ())]
+        for layer in self._order:
+            ordered += [layer, *followers.get(layer, ())]
+        for index, layer in enumerate(ordered):
             layer.index = index
+        self._numbered = len(self._order)
 
     def _note_entry(self, layer: Layer, args: Any) -> None:
         """Remember a layer that reads the batch itself and not another layer's output."""
@@ -241,54 +229,42 @@ class ForwardSampler:
         """
         samples = self._buffer.drain()
         self._sampled.clear()
+        if self._numbered < len(self._order):
+            self._renumber()
         summary = summarise(samples)
         position = {key: row for row, key in enumerate(samples.keys)}
         outputs = [k for k in samples.keys if k[1] == "output"]
         inputs = [k for k in samples.keys if k[1] == "input"]
         rows = [position[key] for key in outputs]
         columns = {name: values[rows] for name, values in summary.items()}
-        columns |= self._unit_columns(samples, [key[0] for key in outputs], position)
+        layers = [key[0] for key in outputs]
+        activations = self._activations(layers, position)
+        at = [layers.index(found.layer) for found in activations]
+        for name, values in self._histories.health(samples, activations).items():
+            columns[name] = np.full(len(layers), np.nan)
+            columns[name][at] = values
         input_rows = [position[key] for key in inputs]
         input_columns = {name: values[input_rows] for name, values in summary.items()}
         input_columns["feature_spread"] = np.array(
             [feature_spread(samples.matrix(row)) for row in input_rows]
         )
         return (
-            [key[0] for key in outputs],
+            layers,
             columns,
             [key[0] for key in inputs],
             input_columns,
         )
 
-    def _unit_columns(
-        self, samples: Samples, layers: list[Layer], position: dict[Key, int]
-    ) -> Columns:
-        """Columns about activations: silent and dead units, saturation."""
-        names = ("silent_fraction", "dead_fraction", "saturated_fraction")
-        columns = {name: np.full(len(layers), np.nan) for name in names}
-        for row, layer in enumerate(layers):
-            at = position.get((layer, "activation"))
-            if at is None:
-                at = position[layer, "output"]
-                bounds, rectifies = layer.bounds, layer.is_rectifier
-            else:
-                bounds, rectifies = self._bounds[layer], self._bounds[layer] is None
-            sample = samples.matrix(at)
-            if rectifies:
-                silent = silent_units(sample)
-                history = self._histories.setdefault(layer, _no_history())
-                history.update(silent, len(sample))
-                columns["silent_fraction"][row] = silent.mean()
-                columns["dead_fraction"][row] = history.dead_fraction(self.dead_samples)
-            elif bounds is not None:
-                columns["saturated_fraction"][row] = _saturated(sample, bounds)
-        return columns
-
-
-def _saturated(sample: np.ndarray, bounds: tuple[float, float]) -> float:
-    low, high = bounds
-    margin = SATURATION_MARGIN * (high - low) / 2
-    return float(np.mean((sample < low + margin) | (sample > high - margin)))
+    def _activations(self, layers: list[Layer], position: dict[Key, int]) -> list[Activation]:
+        """What of the samples is an activation: a layer's own output, or a function's after it."""
+        found = []
+        for layer in layers:
+            functional = position.get((layer, "activation"))
+            if functional is not None:
+                found.append(Activation(layer, functional, self._bounds[layer]))
+            elif layer.is_rectifier or layer.bounds is not None:
+                found.append(Activation(layer, position[layer, "output"], layer.bounds))
+        return found
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -303,6 +279,8 @@ def first_tensor(value: Any) -> Tensor | None:
         >>> first_tensor(torch.tensor([1, 2])) is None
         True
     """
+    if type(value) is Tensor and value.is_floating_point():
+        return value  # the usual case, at once
     return _first_tensor(value, 3)
 
 

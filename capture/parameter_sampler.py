@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from neuraldbg.capture.layers import Layer
-from neuraldbg.capture.sampling import SampleBuffer, Samples
+from neuraldbg.capture.sampling import SAMPLE_SIZE, SampleBuffer, Samples
 from neuraldbg.capture.statistics import (
     Columns,
-    cosine,
+    cosines,
     root_mean_squares,
     summarise,
     unit_spread,
@@ -45,7 +45,7 @@ def norms(tensors: Sequence[Tensor]) -> np.ndarray:
     return result
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class ParameterSampler:
     """Reads gradients before the optimizer's step and weights on both sides of it.
 
@@ -57,47 +57,45 @@ class ParameterSampler:
     """
 
     layers: list[Layer]
-    _representatives: list[Tensor] = field(default_factory=list)
-    _buffer: SampleBuffer = field(default_factory=SampleBuffer)
     _before: Samples | None = None
-    _last_gradients: dict[Layer, np.ndarray] = field(default_factory=dict)
     _last_step: int = -2
-    _fan_in: np.ndarray = field(init=False)
-    _maybe_copies: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._representatives = [layer.sampled_weight for layer in self.layers]
+        self._weights = [layer.sampled_weight for layer in self.layers]
+        self._weight_buffer = SampleBuffer(len(self.layers))
+        self._gradient_buffer = SampleBuffer(len(self.layers))
+        self._views: list[tuple[Tensor, Tensor]] = []
+        self._pointers: list[int] = []
+        self._last_gradients = np.zeros((len(self.layers), SAMPLE_SIZE), dtype=np.float32)
         self._maybe_copies = [row for row, layer in enumerate(self.layers) if layer.has_units]
         self._fan_in = np.array([layer.fan_in for layer in self.layers])
 
-    def _sample(self, tensors: Sequence[tuple[Layer, Tensor]]) -> Samples:
-        """Samples of shape (inputs..., units) of weights or their gradients, copied at once."""
-        if not tensors:
-            return self._buffer.drain()
-        pairs = [
-            self._buffer.place(
-                (layer, "weight"), tensor[: layer.unit_rows] if tensor.dim() else tensor[None], 0
-            )
-            for layer, tensor in tensors
-        ]
-        torch._foreach_copy_([target for target, _ in pairs], [sample for _, sample in pairs])
-        return self._buffer.drain()
+    def _sample_weights(self) -> Samples:
+        """Samples of shape (inputs..., units) of each layer's weight, by views that last."""
+        pointers = [weight.data_ptr() for weight in self._weights]
+        if pointers != self._pointers:
+            self._pointers = pointers
+            self._views = [
+                self._place(self._weight_buffer, layer, weight.detach())
+                for layer, weight in zip(self.layers, self._weights, strict=True)
+            ]
+        _copy_all(self._views)
+        return self._weight_buffer.drain(keep=True)
 
-    def _weights(self) -> list[tuple[Layer, Tensor]]:
-        return [
-            (layer, representative.detach())
-            for layer, representative in zip(self.layers, self._representatives, strict=True)
-        ]
+    def _place(self, buffer: SampleBuffer, layer: Layer, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = tensor[: layer.unit_rows] if tensor.dim() else tensor[None]
+        return buffer.place((layer, "weight"), matrix, 0)
 
     def read_weights_before(self) -> None:
         """Sample the weights as they are before an update."""
-        self._before = self._sample(self._weights())
+        self._before = self._sample_weights()
 
-    def read_gradients(self, step: int) -> Columns:
+    def read_gradients(self, step: int, paired: bool) -> Columns:
         """Gradient columns of all layers; NaN where a layer has no gradient.
 
         Args:
             step: The step they belong to: the cosine is taken with the step just before only.
+            paired: Whether the step before or after is captured too; if not, there is no cosine.
         """
         columns = {
             name: np.full(len(self.layers), np.nan)
@@ -119,53 +117,44 @@ class ParameterSampler:
             columns["norm"][present] = np.sqrt(square[present])
             columns["rms"][present] = np.sqrt(square[present] / size[present])
             columns["nonfinite_fraction"][present] = ~np.isfinite(square[present])
-        columns["cosine"] = self._cosines(step)
+        if paired:
+            columns["cosine"] = self._cosines(step)
         return columns
 
-    def note_gradients(self, step: int) -> None:
-        """Remember this step's gradients for the next step's cosine, and nothing else."""
-        self._cosines(step)
-
     def _cosines(self, step: int) -> np.ndarray:
-        with_gradient = [
-            (layer, representative.grad)
-            for layer, representative in zip(self.layers, self._representatives, strict=True)
-            if representative.grad is not None and representative.grad.layout is torch.strided
-        ]
-        samples = self._sample(with_gradient)
-        current = {key[0]: samples.matrix(row).copy() for row, key in enumerate(samples.keys)}
-        previous = self._last_gradients if step == self._last_step + 1 else {}
+        rows, views = [], []
+        for row, (layer, weight) in enumerate(zip(self.layers, self._weights, strict=True)):
+            gradient = weight.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                rows.append(row)
+                views.append(self._place(self._gradient_buffer, layer, gradient))
+        _copy_all(views)
+        current = np.zeros_like(self._last_gradients)
+        if rows:
+            current[rows] = self._gradient_buffer.drain().values
+        previous, follows = self._last_gradients, step == self._last_step + 1
         self._last_gradients, self._last_step = current, step
-        return np.array(
-            [
-                cosine(current[layer], previous[layer])
-                if layer in current and layer in previous
-                else np.nan
-                for layer in self.layers
-            ]
-        )
+        return cosines(current, previous) if follows else np.full(len(self.layers), np.nan)
 
     def read_weights_after(self) -> tuple[Columns, Columns]:
         """Parameter columns (as before the update) and update columns of all layers."""
         before = self._before
         assert before is not None
         self._before = None
-        after = self._sample(self._weights())
-        weight = summarise(before)
+        after = self._sample_weights()
+        columns = summarise(before)
         change = root_mean_squares(Samples(after.keys, after.values - before.values, after.shapes))
         # Weights near zero would make any update look huge: measure it against the scale of
         # PyTorch's default initialisation at least, uniform in +-1/sqrt(fan_in).
-        scale = np.fmax(weight["rms"], 1.0 / np.sqrt(3.0 * self._fan_in))
+        scale = np.fmax(columns["rms"], 1.0 / np.sqrt(3.0 * self._fan_in))
         ratio = np.divide(change, scale, out=np.full(len(scale), np.nan), where=scale > 0)
         # What matters of non-finite weights is where the update left them.
         if not np.isfinite(after.values.sum()):
-            weight["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
-        weight["gain"] = weight["rms"] * np.sqrt(self._fan_in)
-        weight["unit_spread"] = self._unit_spreads(before)
-        weight["trainable"] = np.array(
-            [float(any(p.requires_grad for p in layer.parameters)) for layer in self.layers]
-        )
-        return weight, {"rms": change, "ratio": ratio}
+            columns["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
+        columns["gain"] = columns["rms"] * np.sqrt(self._fan_in)
+        columns["unit_spread"] = self._unit_spreads(before)
+        columns["trainable"] = np.array([float(weight.requires_grad) for weight in self._weights])
+        return columns, {"rms": change, "ratio": ratio}
 
     def _unit_spreads(self, weights: Samples) -> np.ndarray:
         """How much the units of each layer differ, for as long as they hardly do."""
@@ -183,3 +172,9 @@ class ParameterSampler:
             return set(parameters)
         zero = norms([p.grad for p in present if p.grad is not None]) == 0
         return set(parameters).difference(p for p, z in zip(present, zero, strict=True) if not z)
+
+
+def _copy_all(views: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first, by one call for all."""
+    if views:
+        torch._foreach_copy_([target for target, _ in views], [source for _, source in views])

@@ -144,13 +144,14 @@ class Recorder:
         if loss is None or loss.numel() != 1:
             self._pending.losses.append(math.nan)
             return
-        value: float | Tensor = loss.detach().clone()
         if loss.device.type == "cpu":
             value = float(loss.detach())
+            self._pending.losses.append(value)
             if not math.isfinite(value) and not self._saw_non_finite:
                 self._saw_non_finite = True
                 self._inspect_non_finite(loss)
-        self._pending.losses.append(value)
+        else:  # fetching it now would make the device wait
+            self._pending.losses.append(loss.detach().clone())
         if self._forward.armed and loss.grad_fn is not None:
             self._read_anatomy(loss)
 
@@ -160,8 +161,8 @@ class Recorder:
             record.backward_calls += 1
             if not record.steps:
                 continue
-            left = record.held - record.unset_since_step
-            if not left or not (self._forward.armed or all(p.grad is None for p in left)):
+            left = record.held - record.unset_since_step if self._forward.armed else None
+            if not left:
                 continue
             record.unset_since_step |= self._parameters.unset_gradients(left)
             record.resets_seen = True
@@ -240,8 +241,6 @@ class Recorder:
             self._stepped.clear()
         self._stepped.add(record.number)
         if not self._capturing:
-            if self.schedule.captures(self.step + 1) and not has_closure:
-                self._parameters.note_gradients(self.step)
             return
         if not has_closure:
             self._pending.blocks.append(self._gradient_block(record))
@@ -283,6 +282,8 @@ class Recorder:
 
     def _concerned(self, record: OptimizerRecord | None) -> list[int]:
         """Positions of the layers that a step concerns: all but those of other optimizers."""
+        if len(self._optimizers) <= 1:
+            return list(range(len(self._with_parameters)))
         elsewhere = {
             p for other in self._optimizers.values() if other is not record for p in other.held
         }
@@ -316,10 +317,14 @@ class Recorder:
     # Blocks -------------------------------------------------------------------------------------
 
     def _gradient_block(self, record: OptimizerRecord | None) -> Block:
-        columns = self._parameters.read_gradients(self.step)
+        neighbours = (self.step - 1, self.step + 1)
+        paired = any(self.schedule.captures(step) for step in neighbours if step >= 0)
+        columns = self._parameters.read_gradients(self.step, paired)
         return self._block(Kind.GRADIENT, columns, self._concerned(record))
 
     def _block(self, kind: Kind, columns: Columns, rows: list[int]) -> Block:
+        if len(rows) == len(self._with_parameters):
+            return Block(self.step, kind, self._with_parameters, columns)
         layers = [self._with_parameters[row] for row in rows]
         return Block(
             self.step, kind, layers, {name: values[rows] for name, values in columns.items()}

@@ -33,7 +33,7 @@ def strided_sample(tensor: Tensor, unit_axis: int) -> Tensor:
 
     Example:
         >>> strided_sample(torch.zeros(32, 128, 28, 28), unit_axis=1).shape
-        torch.Size([5, 2, 2, 64])
+        torch.Size([3, 3, 3, 64])
         >>> strided_sample(torch.zeros(3, 5), unit_axis=1).shape
         torch.Size([3, 5])
     """
@@ -64,7 +64,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
     strides = [1] * len(shape)
     strides[-1] = -(-shape[-1] // MAX_UNITS)
     budget = SAMPLE_SIZE // max(units, 1)
-    # Halve the widest row axis until the rows fit: batch and space are thinned alike.
+    # Thin the widest row axis, again and again, until the rows fit.
     kept = list(shape[:-1])
     while np.prod(kept, dtype=np.int64) > budget:
         widest = int(np.argmax(kept))
@@ -94,11 +94,14 @@ class _Slot:
 class SampleBuffer:
     """One buffer that holds a row of `SAMPLE_SIZE` values for each key, zeros behind the sample.
 
+    It grows when there are more keys than its capacity; views given out before are then stale.
+
     Rows are handed out on first use and kept for the buffer's life, so that a step copies into
     memory that already exists, through views that already exist while shapes stay the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 16) -> None:
+        self._capacity = capacity
         self._storage: Tensor | None = None
         self._slots: dict[Key, _Slot] = {}
         self._filled: dict[Key, _Slot] = {}
@@ -143,7 +146,7 @@ class SampleBuffer:
 
     def _grow(self, device: torch.device) -> None:
         old = self._storage
-        count = 16 if old is None else 2 * len(old)
+        count = max(self._capacity, 1) if old is None else 2 * len(old)
         self._storage = torch.zeros(
             count, SAMPLE_SIZE, device=device if old is None else old.device
         )
@@ -155,9 +158,13 @@ class SampleBuffer:
                 size = slot.rows * slot.units
                 slot.target = self._storage[slot.row, :size].view(slot.target.shape)
 
-    def drain(self) -> Samples:
-        """All samples copied since the last call, on the host."""
-        filled, self._filled = self._filled, {}
+    def drain(self, keep: bool = False) -> Samples:
+        """All samples copied since the last call, on the host.
+
+        Args:
+            keep: Whether the same keys are filled again without being placed again.
+        """
+        filled, self._filled = self._filled, (self._filled if keep else {})
         if not filled or self._storage is None:
             return Samples([], np.zeros((0, SAMPLE_SIZE), dtype=np.float32), [])
         rows = [slot.row for slot in filled.values()]

@@ -108,12 +108,25 @@ def feature_spread(sample: np.ndarray) -> float:
     return float(scale[-1 - trim] / scale[trim])
 
 
-def cosine(first: np.ndarray, second: np.ndarray) -> float:
-    """Cosine of the angle between two arrays of equal shape; NaN where one is zero.
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Cosine of the angle between the rows of two matrices; NaN where a row is zero or not finite.
 
-    >>> cosine(np.array([1.0, 0.0]), np.array([-2.0, 0.0]))
-    -1.0
+    Args:
+        first: Shape (rows, values).
+        second: The same shape.
+
+    Returns:
+        Shape (rows,).
+
+    Example:
+        >>> rows = np.array([[1.0, 0.0], [1.0, 1.0]])
+        >>> cosines(rows, np.array([[-2.0, 0.0], [0.0, 0.0]])).tolist()
+        [-1.0, nan]
     """
-    a, b = first.ravel().astype(np.float64), second.ravel().astype(np.float64)
-    size = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / size) if np.isfinite(size) and size > 0 else float("nan")
+    dot, a, b = (
+        np.einsum("ij,ij->i", left, right)
+        for left, right in ((first, second), (first, first), (second, second))
+    )
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        result = dot / np.sqrt(a * b)
+    return np.where(np.isfinite(result), result, np.nan)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from neuraldbg import NeuralDbg
 
-BLOCKS = 24
-STEPS_PER_BLOCK = 20
+BLOCKS = 16
+STEPS_PER_BLOCK = 40
+"""Twice the distance of captured steps, so that every block holds the same number of them."""
 WARM_UP_STEPS = 120
 """Steps before the first block: the dense start of a run is over and caches are warm."""
 

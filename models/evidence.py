@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
+from neuraldbg.event_table import events_from_table
+from neuraldbg.events import SemanticEvent
 from neuraldbg.models.specification import Observation, Specification, State
 
 Evidence = Mapping[str, str]
@@ -34,46 +37,49 @@ def read_evidence(
         >>> read_evidence(build_event_table([]), series, default_specification())
         {'loss_values': 'finite'}
     """
-    evidence = {}
+    records = events_from_table(events)
     observed = _Observed(series)
-    for observation in specification.observations:
-        if observed.steps(observation) >= observation.frames:
-            evidence[observation.name] = _state_of(observation, events, observed).name
+    evidence = {
+        observation.name: _state_of(observation, records, observed).name
+        for observation in specification.observations
+        if observed.steps(observation) >= observation.frames
+    }
     # A loss that rose for good or turned NaN is no test of whether it would have fallen.
-    if (
-        evidence.get("loss_turn") in ("rising", "diverging")
-        or evidence.get("loss_values") == "non_finite"
-    ):
+    ran_away = evidence.get("loss_turn") in ("rising", "diverging")
+    if ran_away or evidence.get("loss_values") == "non_finite":
         evidence.pop("loss_progress", None)
     return evidence
 
 
-def matching_events(observation: Observation, state: State, events: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the event table that show a state of an observation."""
-    names = [event_type.value for event_type in state.event_types]
-    rows = events[events["event_type"].isin(names)]
-    if state.to_state:
-        rows = rows[rows["to_state"] == state.to_state]
-    if state.onset:
-        rows = rows[(rows["step_start"] == 0) == (state.onset == "start")]
-    return rows
+def matching_events(state: State, events: Iterable[SemanticEvent]) -> list[SemanticEvent]:
+    """Those of some events that show a state of an observation."""
+    return [
+        event
+        for event in events
+        if event.event_type in state.event_types
+        and state.to_state in ("", event.to_state)
+        and (not state.onset or (event.step_start == 0) == (state.onset == "start"))
+    ]
 
 
-def _state_of(observation: Observation, events: pd.DataFrame, observed: _Observed) -> State:
+def _state_of(
+    observation: Observation, events: Sequence[SemanticEvent], observed: _Observed
+) -> State:
     """The last state whose events are there, else the first."""
     found = observation.states[0]
     for state in observation.states[1:]:
-        rows = matching_events(observation, state, events)
-        if len(rows) and rows["layer"].nunique() >= state.share * observed.layers(observation):
+        matching = matching_events(state, events)
+        layers = {event.layer for event in matching}
+        if matching and len(layers) >= state.share * observed.layers(observation):
             found = state
     return found
 
 
 class _Observed:
-    """What a series holds, counted once for each pair of kind and column."""
+    """At how many steps, and in how many layers, a series holds what an observation needs."""
 
     def __init__(self, series: pd.DataFrame) -> None:
-        self._series = series
+        self._rows = dict(iter(series.groupby("kind", observed=True)))
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
 
     def steps(self, observation: Observation) -> int:
@@ -85,12 +91,11 @@ class _Observed:
     def _count(self, observation: Observation) -> tuple[int, int]:
         key = (observation.kind.value, observation.column)
         if key not in self._counts:
-            rows = self._series[(self._series["kind"] == key[0]) & self._series[key[1]].notna()]
-            self._counts[key] = (rows["step"].nunique(), rows["layer"].nunique())
+            rows = self._rows.get(key[0])
+            if rows is None:
+                return 0, 0
+            known = rows[key[1]].notna().to_numpy()
+            steps = np.unique(rows["step"].to_numpy()[known])
+            layers = np.unique(rows["layer"].cat.codes.to_numpy()[known])
+            self._counts[key] = (len(steps), len(layers))
         return self._counts[key]
-
-
-def describe(evidence: Evidence, specification: Specification) -> Iterator[tuple[str, str]]:
-    """Each piece of evidence in words, as (observation, wording)."""
-    for name, state in evidence.items():
-        yield name, specification.observation(name).state(state).wording

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from neuraldbg.events import SemanticEvent
 from neuraldbg.failure_modes import FailureMode
 from neuraldbg.hypotheses import Finding
 from neuraldbg.models.elimination import eliminate
@@ -75,10 +76,12 @@ class FailureNetwork:
         """How each piece of evidence weighs on a cause, the heaviest first."""
         return weigh_evidence(self.specification, cause, evidence)
 
-    def events_behind(self, finding: Finding, events: pd.DataFrame) -> pd.DataFrame:
-        """The rows of the event table from which a finding's state was read."""
+    def events_behind(
+        self, finding: Finding, events: Sequence[SemanticEvent]
+    ) -> list[SemanticEvent]:
+        """Those of a run's events from which a finding's state was read."""
         observation = self.specification.observation(finding.observation)
-        return matching_events(observation, observation.state(finding.state), events)
+        return matching_events(observation.state(finding.state), events)
 
 
 @cache

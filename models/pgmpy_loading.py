@@ -10,11 +10,11 @@ from functools import cache
 def load_pgmpy() -> None:
     """Import the parts of pgmpy that the network needs; a second call costs nothing.
 
-    pgmpy 1.1 warns about deprecated names of its own while it is being imported, which no user of
-    this package can act on.
+    pgmpy 1.1 warns about deprecated names of its own while it is being imported, and tqdm, which
+    it brings along, about widgets in notebooks: nothing that a user of this package can act on.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore")
         import pgmpy.factors.discrete
         import pgmpy.inference
         import pgmpy.models  # noqa: F401

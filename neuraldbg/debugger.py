@@ -127,13 +127,7 @@ class NeuralDbg:
         events: list[SemanticEvent],
     ) -> Support:
         findings = network.findings(cause, evidence)
-        behind = {
-            finding.observation: [
-                events[event_id]
-                for event_id in network.events_behind(finding, self.events)["event_id"]
-            ]
-            for finding in findings
-        }
+        behind = {f.observation: network.events_behind(f, events) for f in findings}
         return Support(findings, behind)
 
     def _failure_network(self) -> FailureNetwork:

@@ -106,7 +106,8 @@ class SemanticEvent:
         from_state: State before.
         to_state: State during the span.
         severity: 0 to 1, how far beyond the threshold, on a scale of the event type's own.
-        value: The statistic that crossed the threshold, at its most extreme.
+        value: The statistic that crossed the threshold: at its most extreme, save for updates,
+            where the first is what began the rest.
         threshold: What it was compared with.
         rank: Process rank in distributed training, 0 otherwise.
     """

@@ -39,7 +39,9 @@ def render_explanations(explanations: Explanations) -> Iterator[RenderableType]:
 def to_text(explanations: Explanations, width: int = 100) -> str:
     """The same report as plain text of a given width in characters."""
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False)
+    console = Console(
+        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    )
     console.print(Group(*render_explanations(explanations)))
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 

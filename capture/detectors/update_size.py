@@ -63,17 +63,18 @@ def _held(panels: Panels, panel: Panel) -> np.ndarray:
 def _large(panel: Panel, ratio: np.ndarray, thresholds: Thresholds) -> Iterator[SemanticEvent]:
     for layer, span in layer_spans(panel, ratio > thresholds.update_large):
         seen = ratio[span[0] : span[1] + 1, layer]
-        value = float(seen.max())
+        largest = float(seen.max())
         lasting = len(seen) >= min(_FEWEST_FRAMES, len(panel))
-        if not lasting and value < thresholds.update_huge:
+        if not lasting and largest < thresholds.update_huge:
             continue  # one large step, as the first of an adaptive optimizer, is no habit
         yield event_at(
             panel,
             EventType.UPDATE_TOO_LARGE,
             layer,
             span,
-            ("ordinary", "huge" if value > thresholds.update_huge else "large"),
-            value,
+            ("ordinary", "huge" if largest > thresholds.update_huge else "large"),
+            # The first, which began it; the largest is inflated by what that one set off.
+            float(seen[0]),
             thresholds.update_large,
-            ratio_severity(value, thresholds.update_large),
+            ratio_severity(largest, thresholds.update_large),
         )
