@@ -131,6 +131,7 @@ def _state_to_json(state: State) -> dict[str, Any]:
         "p_present": state.p_present,
         "p_absent": state.p_absent,
         "wording": state.wording,
+        "reason": state.reason,
     }
 
 
@@ -144,6 +145,7 @@ def _state_from_json(row: Mapping[str, Any]) -> State:
         p_present=float(row["p_present"]),
         p_absent=float(row["p_absent"]),
         wording=str(row["wording"]),
+        reason=str(row["reason"]),
     )
 
 

@@ -61,6 +61,7 @@ class State:
         p_present: Probability of the state when the mechanism is present.
         p_absent: The same when it is absent.
         wording: The state in words.
+        reason: Why these probabilities.
     """
 
     name: str
@@ -71,6 +72,7 @@ class State:
     p_present: float
     p_absent: float
     wording: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,7 @@ def _state(row: Mapping[str, str]) -> State:
         p_present=float(row["p_present"]),
         p_absent=float(row["p_absent"]),
         wording=row["wording"],
+        reason=row["reason"],
     )
 
 

@@ -28,7 +28,7 @@ def weigh_evidence(
         >>> finding = weigh_evidence(default_specification(), FailureMode.NAN_INPUT,
         ...                          {"batch_values": "non_finite", "units_later": "alive"})[0]
         >>> finding.observation, round(finding.weight, 2)
-        ('batch_values', 6.44)
+        ('batch_values', 6.47)
     """
     findings = []
     for name, state_name in evidence.items():
