@@ -98,7 +98,7 @@ def _layers(evidence: Sequence[SemanticEvent], event_type: EventType) -> list[st
     return [found[index] for index in sorted(found)]
 
 
-def _listed(layers: Sequence[str], most: int = 3) -> str:
+def _listed(layers: Sequence[str], most: int = 2) -> str:
     shown = ", ".join(layers[:most])
     return shown if len(layers) <= most else f"{shown} and {len(layers) - most} more"
 

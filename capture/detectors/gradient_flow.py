@@ -14,12 +14,15 @@ from neuraldbg.thresholds import Thresholds
 
 _SHORTEST_SPAN = 3
 _EARLY_FRAMES = 10
+_ARRIVES = 10.0
+"""How many times the vanishing ratio the gradient's norm of a layer nearer to the input must be,
+relative to the strongest, for the gradient to have arrived there."""
 _FLOOR = 0.1
 """Share of the strongest layer's usual norm below which a layer's own is no yardstick."""
 
 
 def detect_gradient_flow(panels: Panels, thresholds: Thresholds) -> Iterator[SemanticEvent]:
-    """Layers whose gradient is far below the strongest layer's, or far above its own early size.
+    """Layers whose gradient faded on its way from the loss, or is far above its own early size.
 
     Only layers with weight matrices are compared: the rms of an embedding's gradient is diluted
     by the rows that no sample touched, and norms' gains are of another scale.
@@ -37,8 +40,14 @@ def _vanishing(panel: Panel, panels: Panels, thresholds: Thresholds) -> Iterator
     with np.errstate(all="ignore"):
         ratio = np.where(strongest > 0, rms / strongest, 0.0)
     ratio[np.isnan(rms)] = np.nan
+    # A gradient that vanishes on its way is faint in all layers from there to the input; a layer
+    # with a small gradient among others (queries and keys of attention at the start) is not that.
+    with np.errstate(all="ignore"):
+        arriving = norm / np.fmax.reduce(norm, axis=1, keepdims=True)
+    arriving = np.fmax.accumulate(np.nan_to_num(arriving), axis=1)
+    on_its_way = arriving < _ARRIVES * thresholds.vanishing_ratio
     faint = norm < thresholds.vanishing_gradient
-    mask = (ratio < thresholds.vanishing_ratio) | (faint & comparable)
+    mask = comparable & (((ratio < thresholds.vanishing_ratio) & on_its_way) | faint)
     shortest = min(_SHORTEST_SPAN, len(panel))
     for layer, (start, end) in layer_spans(panel, mask, shortest):
         seen = slice(start, end + 1)
