@@ -155,7 +155,7 @@ class ForwardSampler:
         if torch._C._current_graph_task_id() != -1:
             return
         tensor = first_tensor(output)
-        if tensor is None:
+        if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return
         if not layer.called:
             layer.called = True

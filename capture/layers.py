@@ -187,17 +187,29 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
 
 
 def _layers_of(module: nn.Module, name: str, is_root: bool) -> Iterator[Layer]:
-    own = [
-        (key, p)
-        for key, p in module.named_parameters(recurse=False)
-        if not isinstance(p, UninitializedParameter)
-    ]
+    own = own_parameters(module)
     has_children = next(module.children(), None) is not None
     if is_root and has_children:
-        for key, parameter in own:
+        for key, parameter in module.named_parameters(recurse=False):
             yield Layer(".".join(filter(None, (name, key))), None, [parameter])
     elif own or not (has_children or isinstance(module, _WITHOUT_A_SIGN)):
-        yield Layer(name or type(module).__name__, module, [p for _, p in own])
+        yield Layer(name or type(module).__name__, module, own)
+
+
+def is_lazy(module: nn.Module | None) -> bool:
+    """Whether a module has parameters of its own that its first call is to bring into being."""
+    owned = module.parameters(recurse=False) if module is not None else ()
+    return any(isinstance(p, UninitializedParameter) for p in owned)
+
+
+def own_parameters(module: nn.Module) -> list[Parameter]:
+    """The parameters that a module itself owns and that exist: lazy ones come into being later.
+
+    >>> len(own_parameters(nn.Linear(2, 2))), len(own_parameters(nn.LazyLinear(2)))
+    (2, 0)
+    """
+    owned = module.parameters(recurse=False)
+    return [p for p in owned if not isinstance(p, UninitializedParameter)]
 
 
 def _prefixes(models: Sequence[nn.Module]) -> list[str]:

@@ -50,30 +50,30 @@ class OptimizerRecord:
         held: The watched parameters in its groups.
         unset_since_step: Those of them found without a gradient at some backward pass since its
             last step: somebody reset them.
-        resets_seen: Whether that could be told since its last step.
         backward_calls: Backward passes since its last step.
+        backward_seen: Those of them before which the gradients were looked at.
         steps: Steps taken.
     """
 
     number: int
     held: set[Parameter]
     unset_since_step: set[Parameter] = field(default_factory=set)
-    resets_seen: bool = False
     backward_calls: int = 0
+    backward_seen: int = 0
     steps: int = 0
 
     def gradient_kept(self) -> float:
         """1 where most gradients of the last step were still there at every backward since."""
-        if not self.steps or not self.resets_seen or not self.held:
+        known = self.backward_calls > 0 and self.backward_seen == self.backward_calls
+        if not self.steps or not known or not self.held:
             return float("nan")
         return float(len(self.unset_since_step) < len(self.held) / 2)
 
     def close_step(self) -> None:
         """Count a step and start afresh for the next."""
         self.steps += 1
-        self.backward_calls = 0
+        self.backward_calls = self.backward_seen = 0
         self.unset_since_step = set()
-        self.resets_seen = False
 
 
 def parameters_of(optimizer: Optimizer) -> set[Parameter]:

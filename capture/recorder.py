@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.guard import Guard
-from neuraldbg.capture.layers import find_layers
+from neuraldbg.capture.layers import Layer, find_layers, is_lazy, own_parameters
 from neuraldbg.capture.loss_anatomy import find_functional_activations, read_loss_head
 from neuraldbg.capture.optimizer_watch import (
     OptimizerRecord,
@@ -36,15 +36,21 @@ from neuraldbg.capture.statistics import Columns
 from neuraldbg.series import Kind
 from neuraldbg.thresholds import Thresholds
 
+_MOST_MICRO_BATCHES = 64
+"""Backward calls that may come before the first optimizer step and still belong to it."""
 _REWALK_PERIOD = 16
 """Captured steps between walks of a graph in which no functional activation was found."""
+
+
+Loss = float | Tensor | Callable[[], float]
+"""A loss, or what gives it once the device may be waited for."""
 
 
 @dataclass(slots=True)
 class _Pending:
     """What backward passes have shown since the last optimizer step."""
 
-    losses: list[float | Tensor] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
     expected: float = math.nan
     blocks: list[Block] = field(default_factory=list)
 
@@ -80,10 +86,13 @@ class Recorder:
         self._stepped: set[int] = set()
         self._pending = _Pending()
         self._foreign = False  # whether the backward pass now running is of other models
+        self._resumed = False  # whether an earlier `with` left its record
         self._saw_non_finite = False
         self._walks_without_activation = 0
         self._stops: list[Callable[[], None]] = []
-        self._scan()
+        self.layers = find_layers(self.models)
+        self._lazy: list[Layer] = []
+        self._watch_parameters()
 
     # Attaching and detaching ------------------------------------------------------------------
 
@@ -91,6 +100,10 @@ class Recorder:
         """Start watching; a second call while attached changes nothing."""
         if self._stops:
             return
+        self._resumed = bool(self.log.pulses.items)
+        self.step = self.steps_seen
+        self._stepped.clear()
+        self._optimizers.clear()
         self._forward.attach(self.layers)
         wrap = self.guard.wrap
         self._stops = [
@@ -125,8 +138,12 @@ class Recorder:
         """The series so far; see `neuraldbg.series`."""
         return self.log.series()
 
-    def _scan(self) -> None:
-        self.layers = find_layers(self.models)
+    def _watch_parameters(self) -> None:
+        """Watch the parameters that there are now; lazy modules make theirs when first called."""
+        for layer in self._lazy:
+            assert layer.module is not None
+            layer.parameters = own_parameters(layer.module)
+        self._lazy = [layer for layer in self.layers if is_lazy(layer.module)]
         self._with_parameters = [layer for layer in self.layers if layer.parameters]
         self._parameters = ParameterSampler(self._with_parameters)
         self._watched: set[Parameter] = {p for layer in self.layers for p in layer.parameters}
@@ -137,6 +154,8 @@ class Recorder:
         self._foreign = self._forward.ever_touched and not self._forward.touched
         if self._foreign:
             return
+        if self._lazy:
+            self._watch_parameters()
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
         self._note_resets()
@@ -159,13 +178,10 @@ class Recorder:
         """Which gradients of the last step have been reset before this backward pass."""
         for record in self._optimizers.values():
             record.backward_calls += 1
-            if not record.steps:
-                continue
-            left = record.held - record.unset_since_step if self._forward.armed else None
-            if not left:
-                continue
-            record.unset_since_step |= self._parameters.unset_gradients(left)
-            record.resets_seen = True
+            if record.steps and self._forward.armed:
+                record.backward_seen += 1
+                left = record.held - record.unset_since_step
+                record.unset_since_step |= self._parameters.unset_gradients(left)
 
     def _read_anatomy(self, loss: Tensor) -> None:
         if self._forward.uses_saved_tensor_hooks:
@@ -259,7 +275,7 @@ class Recorder:
             self._finish_frame(blocks)
         self._pulse(record.number, learning_rate(optimizer), record)
         record.close_step()
-        self._arm(self.step + 1)
+        self._arm(self._current_step())
 
     def _record_of(self, optimizer: Optimizer) -> OptimizerRecord | None:
         """The record of an optimizer that matters to the watched models, None for others."""
@@ -269,12 +285,20 @@ class Recorder:
         held = parameters_of(optimizer) & self._watched
         if not held and (self._optimizers or not self._gradients_are_fresh()):
             return None
-        if not self._optimizers:
+        if not self._optimizers and not self._resumed:
             self._restart_with_optimizer()
-        record = OptimizerRecord(len(self._optimizers), held)
+        record = OptimizerRecord(self._number_for(held), held)
         record.backward_calls = len(self._pending.losses)
         self._optimizers[optimizer] = record
         return record
+
+    def _number_for(self, held: set[Parameter]) -> int:
+        """The number of an optimizer never seen before: its own, or that of one it replaces."""
+        for other, record in list(self._optimizers.items()):
+            if len(held & record.held) > len(held) / 2:
+                del self._optimizers[other]
+                return record.number
+        return len(self._optimizers)
 
     def _gradients_are_fresh(self) -> bool:
         """Whether a backward pass since the last step has reached the watched parameters."""
@@ -306,7 +330,11 @@ class Recorder:
 
     def _restart_with_optimizer(self) -> None:
         """The first optimizer steps: backward calls before it were micro-batches of its step."""
+        if self.step > _MOST_MICRO_BATCHES:
+            return  # a loop without an optimizer that takes one up later
         if self.step:
+            before = [pulse.loss for pulse in self.log.pulses.items]
+            self._pending.losses = [*before, *self._pending.losses]
             self.log.clear()
             self.step = 0
         gradient_free = [b for b in self._pending.blocks if b.kind is not Kind.GRADIENT]
@@ -386,12 +414,12 @@ class Recorder:
         self._forward.touched = False
 
 
-def _mean_loss(losses: Sequence[float | Tensor]) -> float | Callable[[], float]:
+def _mean_loss(losses: Sequence[Loss]) -> float | Callable[[], float]:
     """The mean of a step's losses; a function where fetching it would make the device wait."""
 
     def mean() -> float:
-        return sum(float(loss) for loss in losses) / len(losses)
+        return sum(float(loss() if callable(loss) else loss) for loss in losses) / len(losses)
 
     if not losses:
         return math.nan
-    return mean if any(isinstance(loss, Tensor) for loss in losses) else mean()
+    return mean() if all(isinstance(loss, float) for loss in losses) else mean
