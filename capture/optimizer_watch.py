@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
@@ -85,3 +86,72 @@ def learning_rate(optimizer: Optimizer) -> float:
     """The largest learning rate among an optimizer's groups, NaN where groups name none."""
     rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
     return max(rates, default=float("nan"))
+
+
+class OptimizerRegistry:
+    """The optimizers that matter to the watched models, and whose turn it is.
+
+    A step ends when an optimizer that has stepped steps again: generator and discriminator step
+    once each in the same step.
+    """
+
+    def __init__(self) -> None:
+        self._records: WeakKeyDictionary[Optimizer, OptimizerRecord] = WeakKeyDictionary()
+        self._stepped: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, optimizer: Optimizer) -> OptimizerRecord | None:
+        """The record of an optimizer, None if it is not known."""
+        return self._records.get(optimizer)
+
+    def add(self, optimizer: Optimizer, held: set[Parameter]) -> OptimizerRecord:
+        """Take up an optimizer; one that holds another's parameters replaces that one."""
+        number = len(self._records)
+        for other, record in list(self._records.items()):
+            if len(held & record.held) > len(held) / 2:
+                del self._records[other]
+                number = record.number
+        record = self._records[optimizer] = OptimizerRecord(number, held)
+        return record
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._records.clear()
+        self._stepped.clear()
+
+    def begins_step(self, record: OptimizerRecord) -> bool:
+        """Note that an optimizer steps; whether that begins a step after the last one."""
+        begins = record.number in self._stepped
+        if begins:
+            self._stepped.clear()
+        self._stepped.add(record.number)
+        return begins
+
+    @property
+    def all_stepped(self) -> bool:
+        """Whether every optimizer has stepped since the step began."""
+        return bool(self._records) and len(self._stepped) == len(self._records)
+
+    def note_backward(self, unset: Callable[[set[Parameter]], set[Parameter]] | None) -> None:
+        """Count a backward pass for each, and find out which gradients were reset before it.
+
+        Args:
+            unset: Gives those of some parameters whose gradient is absent or zero; None where
+                that is not to be looked at now.
+        """
+        for record in self._records.values():
+            record.backward_calls += 1
+            if record.steps and unset is not None:
+                record.backward_seen += 1
+                record.unset_since_step |= unset(record.held - record.unset_since_step)
+
+    def held(self) -> set[Parameter]:
+        """The watched parameters that some optimizer holds."""
+        return {p for record in self._records.values() for p in record.held}
+
+    def held_by_others(self, record: OptimizerRecord | None) -> set[Parameter]:
+        """The watched parameters that only other optimizers hold."""
+        others = {p for r in self._records.values() if r is not record for p in r.held}
+        return others - record.held if record is not None else others

@@ -8,7 +8,6 @@ statistics of all that at once. A loop without an optimizer is followed by its b
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,14 +21,15 @@ from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer, find_layers, is_lazy, own_parameters
-from neuraldbg.capture.loss_anatomy import find_functional_activations, read_loss_head
+from neuraldbg.capture.loss_reader import Loss, LossReader, mean_loss
 from neuraldbg.capture.optimizer_watch import (
     OptimizerRecord,
+    OptimizerRegistry,
     learning_rate,
     parameters_of,
     watch_optimizers,
 )
-from neuraldbg.capture.parameter_sampler import ParameterSampler, norms
+from neuraldbg.capture.parameter_sampler import ParameterSampler
 from neuraldbg.capture.run_log import Block, Pulse, RunLog
 from neuraldbg.capture.schedule import Schedule
 from neuraldbg.capture.statistics import Columns
@@ -38,12 +38,6 @@ from neuraldbg.thresholds import Thresholds
 
 _MOST_MICRO_BATCHES = 64
 """Backward calls that may come before the first optimizer step and still belong to it."""
-_REWALK_PERIOD = 16
-"""Captured steps between walks of a graph in which no functional activation was found."""
-
-
-Loss = float | Tensor | Callable[[], float]
-"""A loss, or what gives it once the device may be waited for."""
 
 
 @dataclass(slots=True)
@@ -80,15 +74,11 @@ class Recorder:
         self.guard = Guard(current_step=lambda: self.step)
         self.log = RunLog()
         self._forward = ForwardSampler(self.guard, self.thresholds.dead_samples)
-        self._optimizers: weakref.WeakKeyDictionary[Optimizer, OptimizerRecord] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._stepped: set[int] = set()
+        self._losses = LossReader(self._forward)
+        self._optimizers = OptimizerRegistry()
         self._pending = _Pending()
         self._foreign = False  # whether the backward pass now running is of other models
         self._resumed = False  # whether an earlier `with` left its record
-        self._saw_non_finite = False
-        self._walks_without_activation = 0
         self._stops: list[Callable[[], None]] = []
         self.layers = find_layers(self.models)
         self._lazy: list[Layer] = []
@@ -102,7 +92,6 @@ class Recorder:
             return
         self._resumed = bool(self.log.pulses.items)
         self.step = self.steps_seen
-        self._stepped.clear()
         self._optimizers.clear()
         self._forward.attach(self.layers)
         wrap = self.guard.wrap
@@ -158,81 +147,17 @@ class Recorder:
             self._watch_parameters()
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
-        self._note_resets()
-        loss = roots[0] if roots else None
-        if loss is None or loss.numel() != 1:
-            self._pending.losses.append(math.nan)
-            return
-        if loss.device.type == "cpu":
-            value = float(loss.detach())
-            self._pending.losses.append(value)
-            if not math.isfinite(value) and not self._saw_non_finite:
-                self._saw_non_finite = True
-                self._inspect_non_finite(loss)
-        else:  # fetching it now would make the device wait
-            self._pending.losses.append(loss.detach().clone())
-        if self._forward.armed and loss.grad_fn is not None:
-            self._read_anatomy(loss)
-
-    def _note_resets(self) -> None:
-        """Which gradients of the last step have been reset before this backward pass."""
-        for record in self._optimizers.values():
-            record.backward_calls += 1
-            if record.steps and self._forward.armed:
-                record.backward_seen += 1
-                left = record.held - record.unset_since_step
-                record.unset_since_step |= self._parameters.unset_gradients(left)
-
-    def _read_anatomy(self, loss: Tensor) -> None:
-        if self._forward.uses_saved_tensor_hooks:
-            return
-        head = read_loss_head(loss)
-        self._pending.expected = head.expected
-        if head.target is not None and head.target.is_floating_point():
-            self._pending.blocks.append(self._target_block(head.target))
-        skip = self._walks_without_activation % _REWALK_PERIOD
-        self._walks_without_activation += 1
-        if not skip:
-            activations, _ = find_functional_activations(loss, self._forward.producers)
-            self._forward.sample_activations(activations)
-            if activations:
-                self._walks_without_activation = 0
-
-    def _target_block(self, target: Tensor) -> Block:
-        values = target.detach().float()
-        finite = values[values.isfinite()]
-        rms = float(finite.square().mean().sqrt()) if finite.numel() else math.nan
-        columns: Columns = {
-            "mean": np.array([float(finite.mean()) if finite.numel() else math.nan]),
-            "rms": np.array([rms]),
-            "nonfinite_fraction": np.array([1.0 - finite.numel() / max(values.numel(), 1)]),
-            "target": np.ones(1),
-        }
-        return Block(self.step, Kind.INPUT, [None], columns)
-
-    def _inspect_non_finite(self, loss: Tensor) -> None:
-        """At the first non-finite loss: is it the batch, the target, or the weights?"""
-        step = self._current_step()
-        for layer, tensor in self._forward.batch.items():
-            bad = float((~tensor.isfinite()).float().mean())
-            columns = {"nonfinite_fraction": np.array([bad]), "target": np.zeros(1)}
-            self.log.findings.append(Block(step, Kind.INPUT, [layer], columns))
-        if not self._forward.uses_saved_tensor_hooks:
-            target = read_loss_head(loss).target
-            if target is not None and target.is_floating_point():
-                block = self._target_block(target)
-                block.step = step
-                self.log.findings.append(block)
-        broken = [
-            layer
-            for layer in self._with_parameters
-            if not np.isfinite(norms([p.detach() for p in layer.parameters])).all()
-        ]
-        if broken:
-            # They were broken by the step before, or came so.
-            columns = {"nonfinite_fraction": np.ones(len(broken))}
-            block = Block(max(step - 1, 0), Kind.PARAMETER, broken, columns)
-            self.log.findings.append(block)
+        armed = self._forward.armed
+        self._optimizers.note_backward(self._parameters.unset_gradients if armed else None)
+        value = self._losses.value(roots)
+        self._pending.losses.append(value)
+        if isinstance(value, float) and not math.isfinite(value) and roots:
+            self.log.findings += self._losses.inspect_non_finite(
+                roots[0], self._current_step(), self._with_parameters
+            )
+        if armed and roots:
+            self._pending.expected, blocks = self._losses.read_anatomy(roots[0], self.step)
+            self._pending.blocks += blocks
 
     def _after_backward(self) -> None:
         if self._foreign:
@@ -252,10 +177,7 @@ class Recorder:
         record = self._record_of(optimizer)
         if record is None:
             return
-        if record.number in self._stepped:
-            self.step += 1
-            self._stepped.clear()
-        self._stepped.add(record.number)
+        self.step += self._optimizers.begins_step(record)
         if not self._capturing:
             return
         if not has_closure:
@@ -287,18 +209,9 @@ class Recorder:
             return None
         if not self._optimizers and not self._resumed:
             self._restart_with_optimizer()
-        record = OptimizerRecord(self._number_for(held), held)
+        record = self._optimizers.add(optimizer, held)
         record.backward_calls = len(self._pending.losses)
-        self._optimizers[optimizer] = record
         return record
-
-    def _number_for(self, held: set[Parameter]) -> int:
-        """The number of an optimizer never seen before: its own, or that of one it replaces."""
-        for other, record in list(self._optimizers.items()):
-            if len(held & record.held) > len(held) / 2:
-                del self._optimizers[other]
-                return record.number
-        return len(self._optimizers)
 
     def _gradients_are_fresh(self) -> bool:
         """Whether a backward pass since the last step has reached the watched parameters."""
@@ -308,11 +221,7 @@ class Recorder:
         """Positions of the layers that a step concerns: all but those of other optimizers."""
         if len(self._optimizers) <= 1:
             return list(range(len(self._with_parameters)))
-        elsewhere = {
-            p for other in self._optimizers.values() if other is not record for p in other.held
-        }
-        if record is not None:
-            elsewhere -= record.held
+        elsewhere = self._optimizers.held_by_others(record)
         return [
             position
             for position, layer in enumerate(self._with_parameters)
@@ -368,7 +277,7 @@ class Recorder:
 
     def _weight_blocks(self, record: OptimizerRecord | None) -> list[Block]:
         weight, update = self._parameters.read_weights_after()
-        held = {p for other in self._optimizers.values() for p in other.held}
+        held = self._optimizers.held()
         weight["in_optimizer"] = np.array(
             [
                 float(any(p in held for p in layer.parameters)) if record else math.nan
@@ -392,7 +301,7 @@ class Recorder:
             Pulse(
                 step=self.step,
                 optimizer=number,
-                loss=_mean_loss(pending.losses),
+                loss=mean_loss(pending.losses),
                 expected=pending.expected,
                 learning_rate=rate,
                 micro_batches=len(pending.losses),
@@ -407,19 +316,8 @@ class Recorder:
 
     def _current_step(self) -> int:
         """The step that the pass now running belongs to."""
-        return self.step + bool(self._stepped and len(self._stepped) == len(self._optimizers))
+        return self.step + self._optimizers.all_stepped
 
     def _arm(self, step: int) -> None:
         self._forward.arm(self.schedule.captures(step))
         self._forward.touched = False
-
-
-def _mean_loss(losses: Sequence[Loss]) -> float | Callable[[], float]:
-    """The mean of a step's losses; a function where fetching it would make the device wait."""
-
-    def mean() -> float:
-        return sum(float(loss() if callable(loss) else loss) for loss in losses) / len(losses)
-
-    if not losses:
-        return math.nan
-    return mean() if all(isinstance(loss, float) for loss in losses) else mean

@@ -27,7 +27,7 @@ def remedy_for(mode: FailureMode, evidence: Sequence[SemanticEvent]) -> str:
         >>> event = SemanticEvent(0, EventType.UPDATE_TOO_LARGE, "fc", 0, 0, 9, "ordinary",
         ...                       "huge", 1.0, 0.9, 0.1)
         >>> remedy_for(FailureMode.LR_BLOWUP, [event])
-        'lower the learning rate about 20-fold, or add warmup'
+        'lower the learning rate at least 20-fold, or add warmup'
     """
     definite = _DEFINITE.get(mode)
     text = definite(evidence) if definite is not None else None
@@ -41,7 +41,7 @@ def _lower_rate(evidence: Sequence[SemanticEvent]) -> str | None:
     # The first ones: those that come later are inflated by the divergence that these began.
     start = min(event.step_start for event in updates)
     ratio = max(event.value for event in updates if event.step_start == start)
-    return f"lower the learning rate about {_factor(ratio / FIRST_UPDATE)}, or add warmup"
+    return f"lower the learning rate at least {_factor(ratio / FIRST_UPDATE)}, or add warmup"
 
 
 def _raise_rate(evidence: Sequence[SemanticEvent]) -> str | None:
@@ -106,7 +106,7 @@ def _listed(layers: Sequence[str], most: int = 2) -> str:
 def _factor(ratio: float) -> str:
     """A factor to one significant digit: nobody should read precision into it."""
     if not math.isfinite(ratio) or ratio > 1000:
-        return "1000-fold or more"
+        return "1000-fold"
     if ratio <= 1:
         return "2-fold"
     size = 10 ** math.floor(math.log10(ratio))
