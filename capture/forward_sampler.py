@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from neuraldbg.capture.activation_health import Activation, UnitHistories
+from neuraldbg.capture.first_tensor import first_tensor
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
@@ -30,16 +31,10 @@ class LayerHook:
     watched: copies of the hook stay silent since the module they are called with is not theirs.
     """
 
-    __slots__ = ("_callback", "_layer", "_sampler")
+    __slots__ = ("_callback", "_layer")
 
-    def __init__(
-        self,
-        layer: Layer,
-        sampler: ForwardSampler,
-        callback: Callable[[Layer, Any, Any], None],
-    ) -> None:
+    def __init__(self, layer: Layer, callback: Callable[[Layer, Any, Any], None]) -> None:
         self._layer = layer
-        self._sampler = sampler
         self._callback = callback
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -47,7 +42,6 @@ class LayerHook:
         if torch.compiler.is_compiling() or module is not self._layer.module:
             return
         if torch.is_grad_enabled():
-            self._sampler.touched = True
             self._callback(self._layer, args, output)
 
     def __deepcopy__(self, memo: dict[int, object]) -> LayerHook:
@@ -77,8 +71,6 @@ class ForwardSampler:
         batch: The raw tensors that entered the model in the pass now running, by layer.
         sentinels: Layers that open a pass or read the batch itself: they stay hooked when the
             others are not.
-        touched: Whether a watched layer was called since the last optimizer step.
-        ever_touched: The same since the start: false where compiled code hides all calls.
         uses_saved_tensor_hooks: Whether saved values are packed (checkpointing, offloading), so
             that reading them would run code of the model's.
     """
@@ -89,8 +81,6 @@ class ForwardSampler:
     producers: dict[Node, Layer] = field(default_factory=dict)
     batch: dict[Layer, Tensor] = field(default_factory=dict)
     sentinels: set[Layer] = field(default_factory=set)
-    touched: bool = False
-    ever_touched: bool = False
     uses_saved_tensor_hooks: bool = False
     _order: list[Layer] = field(default_factory=list)
     _numbered: int = 0
@@ -126,7 +116,7 @@ class ForwardSampler:
         for layer in self._layers:
             wanted = armed or layer in self.sentinels or not self.sentinels
             if wanted and layer not in self._handles and layer.module is not None:
-                hook = LayerHook(layer, self, self._callback)
+                hook = LayerHook(layer, self._callback)
                 self._handles[layer] = layer.module.register_forward_hook(hook)
             elif not wanted and layer in self._handles:
                 self._handles.pop(layer).remove()
@@ -147,7 +137,6 @@ class ForwardSampler:
         self._cut = False
 
     def _on_forward(self, layer: Layer, args: Any, output: Any) -> None:
-        self.ever_touched = True
         if not self.armed:
             self._note_batch(layer, args)
             return
@@ -167,7 +156,7 @@ class ForwardSampler:
             self.producers[tensor.grad_fn] = layer
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             self.uses_saved_tensor_hooks = True
-        if layer not in self._sampled and tensor.dim():
+        if layer not in self._sampled and tensor.dim() and tensor.numel():
             self._sampled.add(layer)
             axis = layer.unit_axis(tensor.dim(), self._previous)
             self._buffer.copy((layer, "output"), tensor.detach(), axis)
@@ -203,7 +192,7 @@ class ForwardSampler:
             return
         self.sentinels.add(layer)
         self.batch[layer] = value
-        if value.dim():
+        if value.dim() and value.numel():
             axis = layer.unit_axis(value.dim(), None)
             self._buffer.copy((layer, "input"), value, axis)
 
@@ -217,6 +206,8 @@ class ForwardSampler:
         for activation in activations:
             layer = activation.owner
             assert isinstance(layer, Layer)
+            if not activation.result.numel():
+                continue
             axis = layer.unit_axis(activation.result.dim())
             self._buffer.copy((layer, "activation"), activation.result, axis)
             self._bounds[layer] = activation.bounds
@@ -239,7 +230,8 @@ class ForwardSampler:
         columns = {name: values[rows] for name, values in summary.items()}
         layers = [key[0] for key in outputs]
         activations = self._activations(layers, position)
-        at = [layers.index(found.layer) for found in activations]
+        row_of = {layer: row for row, layer in enumerate(layers)}
+        at = [row_of[found.layer] for found in activations]
         for name, values in self._histories.health(samples, activations).items():
             columns[name] = np.full(len(layers), np.nan)
             columns[name][at] = values
@@ -248,12 +240,7 @@ class ForwardSampler:
         input_columns["feature_spread"] = np.array(
             [feature_spread(samples.matrix(row)) for row in input_rows]
         )
-        return (
-            layers,
-            columns,
-            [key[0] for key in inputs],
-            input_columns,
-        )
+        return layers, columns, [key[0] for key in inputs], input_columns
 
     def _activations(self, layers: list[Layer], position: dict[Key, int]) -> list[Activation]:
         """What of the samples is an activation: a layer's own output, or a function's after it."""
@@ -265,42 +252,3 @@ class ForwardSampler:
             elif layer.is_rectifier or layer.bounds is not None:
                 found.append(Activation(layer, position[layer, "output"], layer.bounds))
         return found
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """The first floating tensor in whatever a module took or returned.
-
-    Looks into tuples, lists, mappings and objects with attributes (as the output classes of model
-    libraries are), to a depth of three.
-
-    Example:
-        >>> first_tensor({"mask": None, "hidden": (torch.zeros(2), 3)}).shape
-        torch.Size([2])
-        >>> first_tensor(torch.tensor([1, 2])) is None
-        True
-    """
-    if type(value) is Tensor and value.is_floating_point():
-        return value  # the usual case, at once
-    return _first_tensor(value, 3)
-
-
-def _first_tensor(value: Any, depth: int) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() and value.layout is torch.strided else None
-    if isinstance(value, nn.utils.rnn.PackedSequence):
-        return value.data
-    if depth == 0 or value is None or isinstance(value, (str, bytes, int, float, nn.Module)):
-        return None
-    if isinstance(value, dict):
-        parts: Iterable[Any] = value.values()
-    elif isinstance(value, (tuple, list)):
-        parts = value
-    elif hasattr(value, "__dict__"):
-        parts = vars(value).values()
-    else:
-        return None
-    for part in parts:
-        found = _first_tensor(part, depth - 1)
-        if found is not None:
-            return found
-    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,13 +177,36 @@ def find_functional_activations(
 def _walk(root: Node | None) -> Iterator[Node]:
     seen = {root}
     queue = deque([root] if root is not None else [])
-    while queue and len(seen) <= MAX_NODES:
+    visited = 0
+    while queue and visited <= MAX_NODES:
+        visited += 1
         node = queue.popleft()
         yield node
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 queue.append(child)
+
+
+def reaches(root: Tensor, parameters: Container[Tensor]) -> bool:
+    """Whether a backward pass from a root leads to one of some parameters.
+
+    The parameters of a last layer stand near the root, so that a loss of one's own is told after
+    a few nodes. A graph too large to walk counts as one that does.
+
+    Example:
+        >>> weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+        >>> loss = (3 * weight).sum()
+        >>> reaches(loss, {weight}), reaches(loss, {other})
+        (True, False)
+    """
+    visited = 0
+    for node in _walk(root.grad_fn):
+        visited += 1
+        variable = getattr(node, "variable", None)
+        if variable is not None and variable in parameters:
+            return True
+    return visited > MAX_NODES
 
 
 def _owner(node: Node, producers: Mapping[Node, object]) -> object | None:

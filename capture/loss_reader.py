@@ -66,6 +66,12 @@ class LossReader:
         """
         if self.forward.uses_saved_tensor_hooks or loss.grad_fn is None:
             return math.nan, []
+        try:
+            return self._read(loss, step)
+        except RuntimeError:  # a graph already freed, which the backward pass will say itself
+            return math.nan, []
+
+    def _read(self, loss: Tensor, step: int) -> tuple[float, list[Block]]:
         head = read_loss_head(loss)
         if not self._walks_in_vain % _REWALK_PERIOD:
             activations, _ = find_functional_activations(loss, self.forward.producers)

@@ -21,6 +21,7 @@ from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer, find_layers, is_lazy, own_parameters
+from neuraldbg.capture.loss_anatomy import reaches
 from neuraldbg.capture.loss_reader import Loss, LossReader, mean_loss
 from neuraldbg.capture.optimizer_watch import (
     OptimizerRecord,
@@ -77,6 +78,7 @@ class Recorder:
         self._losses = LossReader(self._forward)
         self._optimizers = OptimizerRegistry()
         self._pending = _Pending()
+        self._depth = 0  # of backward passes inside one another
         self._foreign = False  # whether the backward pass now running is of other models
         self._resumed = False  # whether an earlier `with` left its record
         self._stops: list[Callable[[], None]] = []
@@ -140,11 +142,14 @@ class Recorder:
     # Backward ---------------------------------------------------------------------------------
 
     def _before_backward(self, roots: Sequence[Tensor]) -> None:
-        self._foreign = self._forward.ever_touched and not self._forward.touched
-        if self._foreign:
-            return
+        self._depth += 1
+        if self._depth > 1:
+            return  # reentrant checkpointing runs passes of its own inside this one
         if self._lazy:
             self._watch_parameters()
+        self._foreign = bool(roots) and not reaches(roots[0], self._watched)
+        if self._foreign:
+            return
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
         armed = self._forward.armed
@@ -160,7 +165,8 @@ class Recorder:
             self._pending.blocks += blocks
 
     def _after_backward(self) -> None:
-        if self._foreign:
+        self._depth -= 1
+        if self._depth or self._foreign:
             return
         self._forward.release()
         if not self._optimizers and self._forward.armed:
@@ -320,4 +326,3 @@ class Recorder:
 
     def _arm(self, step: int) -> None:
         self._forward.arm(self.schedule.captures(step))
-        self._forward.touched = False

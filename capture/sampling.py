@@ -62,7 +62,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
         return []
     units = min(shape[-1], MAX_UNITS)
     strides = [1] * len(shape)
-    strides[-1] = -(-shape[-1] // MAX_UNITS)
+    strides[-1] = max(-(-shape[-1] // MAX_UNITS), 1)
     budget = SAMPLE_SIZE // max(units, 1)
     # Thin the widest row axis, again and again, until the rows fit.
     kept = list(shape[:-1])

@@ -27,7 +27,7 @@ class Schedule:
     """
 
     dense_steps: int = 24
-    periods: tuple[tuple[int, int], ...] = ((24, 4), (120, 20), (2_000, 40), (20_000, 80))
+    periods: tuple[tuple[int, int], ...] = ((24, 4), (120, 16), (200, 32), (2_000, 64))
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.periods]

@@ -27,13 +27,18 @@ def summarise(samples: Samples) -> Columns:
     """
     values, sizes = samples.values, samples.sizes
     bad = np.zeros(len(sizes))
-    if not np.isfinite(values.sum()):
+    with np.errstate(invalid="ignore", over="ignore"):
+        all_finite = np.isfinite(values.sum())
+    if not all_finite:
         broken = ~np.isfinite(values)
         bad = broken.sum(axis=1)
         values = np.where(broken, 0.0, values).astype(np.float64)  # float32 squares may overflow
     count = np.maximum(sizes - bad, 1)
     mean = values.sum(axis=1) / count
-    mean_square = np.einsum("ij,ij->i", values, values) / count
+    square = np.einsum("ij,ij->i", values, values)
+    if not np.isfinite(square).all():  # squares leave float32 long before the values do
+        square = np.einsum("ij,ij->i", values, values, dtype=np.float64)
+    mean_square = square / count
     nonzero = np.count_nonzero(values, axis=1)
     return {
         "mean": mean,
@@ -42,7 +47,7 @@ def summarise(samples: Samples) -> Columns:
         "max_abs": np.maximum(values.max(axis=1), -values.min(axis=1))
         if len(values)
         else np.zeros(0),
-        "zero_fraction": (count - nonzero) / count,
+        "zero_fraction": (sizes - bad - nonzero) / count,
         "nonfinite_fraction": bad / np.maximum(sizes, 1),
     }
 
@@ -128,5 +133,5 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         for left, right in ((first, second), (first, first), (second, second))
     )
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        result = dot / np.sqrt(a * b)
+        result = dot / (np.sqrt(a) * np.sqrt(b))  # the product of squares leaves float32 early
     return np.where(np.isfinite(result), result, np.nan)

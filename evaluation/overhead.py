@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from neuraldbg import NeuralDbg
 
-BLOCKS = 16
-STEPS_PER_BLOCK = 40
+BLOCKS = 12
+STEPS_PER_BLOCK = 64
 """Twice the distance of captured steps, so that every block holds the same number of them."""
-WARM_UP_STEPS = 120
+WARM_UP_STEPS = 200
 """Steps before the first block: the dense start of a run is over and caches are warm."""
 
 
