@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 from torch.optim import optimizer as torch_optimizer
 
 from neuraldbg import NeuralDbg
@@ -24,6 +23,7 @@ from neuraldbg.capture.parameter_sampler import ParameterSampler
 from neuraldbg.capture.recorder import Recorder
 from neuraldbg.capture.run_log import ThinningList
 
+F = nn.functional
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_forward_hooks_always_called", "_forward_hooks_with_kwargs",
@@ -70,10 +70,16 @@ def test_everything_is_gone_after_the_run():
 
 def test_everything_is_gone_after_a_loop_that_raised():
     model = mlp()
-    with pytest.raises(KeyboardInterrupt), NeuralDbg(model) as dbg:
-        train(model)
-        model(torch.randn(2, 4))
-        raise KeyboardInterrupt
+    dbg = NeuralDbg(model)
+
+    def loop():
+        with dbg:
+            train(model)
+            model(torch.randn(2, 4))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
     assert_nothing_left(model)
     assert dbg.faults == []
 
@@ -120,7 +126,7 @@ def test_hooks_of_others_stay():
 
 def test_a_patch_of_backward_by_others_stays():
     calls = []
-    stop = watch_backward(BackwardWatcher(lambda roots: calls.append("ours"), lambda: None))
+    stop = watch_backward(BackwardWatcher(lambda _: calls.append("ours"), lambda: None))
     ours = torch.autograd.backward
 
     def theirs(*args, **kwargs):
@@ -133,13 +139,13 @@ def test_a_patch_of_backward_by_others_stays():
         assert torch.autograd.backward is theirs
         torch.ones(1, requires_grad=True).sum().backward()
         assert calls == ["theirs"]
-        again = watch_backward(BackwardWatcher(lambda roots: calls.append("again"), lambda: None))
+        again = watch_backward(BackwardWatcher(lambda _: calls.append("again"), lambda: None))
         torch.ones(1, requires_grad=True).sum().backward()
         assert calls[1:].count("again") == 1
         again()
     finally:
         torch.autograd.backward = ours
-    watch_backward(BackwardWatcher(lambda roots: None, lambda: None))()
+    watch_backward(BackwardWatcher(lambda _: None, lambda: None))()
     assert torch.autograd.backward is BACKWARD
 
 
@@ -214,9 +220,7 @@ def test_no_tensor_of_the_run_is_kept_alive(steps):
         for _ in range(steps):
             step_and_note(model, opt, refs)
         assert alive(refs + model.seen) == []  # not even inside, once the step is over
-        with pytest.raises(ZeroDivisionError):
-            model(torch.randn(16, 4))
-            raise ZeroDivisionError
+        model(torch.randn(16, 4))  # a pass left unfinished
     assert alive(refs + model.seen) == []
     assert dbg.faults == []
 
@@ -307,11 +311,11 @@ def test_a_place_that_fails_again_and_again_is_left_alone():
         raise ValueError("again")
 
     guarded = guard.wrap(callback)
-    with pytest.warns(CaptureFaultWarning, match="ValueError: again") as caught:
-        for _ in range(10):
-            guarded()
+    with pytest.warns(CaptureFaultWarning, match="ValueError: again"):
+        guarded()
+    for _ in range(10):  # without a warning, which would be an error here
+        guarded()
     assert len(calls) == len(guard.faults) == MAX_FAULTS
-    assert len(caught) == 1
 
 
 def test_what_stops_a_program_is_not_swallowed():

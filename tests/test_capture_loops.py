@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from neuraldbg import NeuralDbg
 
+F = nn.functional
 STEPS = 12
 
 
@@ -61,10 +61,10 @@ def step_plainly(model, opt, losses, loss_of=F.mse_loss):
 
 
 RESETS = {
-    "optimizer": lambda model, opt: opt.zero_grad(),
-    "model": lambda model, opt: model.zero_grad(),
-    "optimizer_zeros": lambda model, opt: opt.zero_grad(set_to_none=False),
-    "model_zeros": lambda model, opt: model.zero_grad(set_to_none=False),
+    "optimizer": lambda _, opt: opt.zero_grad(),
+    "model": lambda model, _: model.zero_grad(),
+    "optimizer_zeros": lambda _, opt: opt.zero_grad(set_to_none=False),
+    "model_zeros": lambda model, _: model.zero_grad(set_to_none=False),
 }
 
 
@@ -506,12 +506,18 @@ def test_a_compiled_model_does_not_crash(watched):
 def test_a_loop_that_raises_still_explains():
     model = mlp()
     opt, losses = sgd(model), []
-    with pytest.raises(RuntimeError, match="out of disk"), NeuralDbg(model) as dbg:
-        for step in range(STEPS):
-            step_plainly(model, opt, losses)
-            if step == 7:
-                model(batch()[0])  # a pass left unfinished
-                raise RuntimeError("out of disk")
+    dbg = NeuralDbg(model)
+
+    def loop():
+        with dbg:
+            for step in range(STEPS):
+                step_plainly(model, opt, losses)
+                if step == 7:
+                    model(batch()[0])  # a pass left unfinished
+                    raise RuntimeError("out of disk")
+
+    with pytest.raises(RuntimeError, match="out of disk"):
+        loop()
     assert len(losses) == 8
     assert_followed(dbg, losses)
     assert dbg.explain_failure().steps == 8

@@ -1,17 +1,17 @@
 """Modules may return anything, be shared, or apply their activations by functions."""
 
-from collections import namedtuple
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from neuraldbg import NeuralDbg
 
+F = nn.functional
 STEPS = 20
 
 
@@ -37,7 +37,9 @@ def outputs_of(dbg, layer):
     return found[found["layer"] == layer]
 
 
-Pair = namedtuple("Pair", ["count", "hidden"])
+class Pair(NamedTuple):
+    count: int
+    hidden: Tensor
 
 
 @dataclass
@@ -106,11 +108,11 @@ def test_outputs_of_any_type(kind):
 
 
 OPAQUE = {
-    "none": (lambda h: None, lambda o: torch.ones(16, 6)),
+    "none": (lambda _: None, lambda _: torch.ones(16, 6)),
     "slots": (Slotted, lambda o: o.hidden),
     "too_deep": (lambda h: [[[[[h]]]]], lambda o: o[0][0][0][0][0]),
-    "integers": (lambda h: torch.arange(3), lambda o: torch.ones(16, 6)),
-    "empty": (lambda h: (), lambda o: torch.ones(16, 6)),
+    "integers": (lambda _: torch.arange(3), lambda _: torch.ones(16, 6)),
+    "empty": (lambda _: (), lambda _: torch.ones(16, 6)),
 }
 
 

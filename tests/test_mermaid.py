@@ -19,11 +19,12 @@ from neuraldbg.mermaid import causal_graph_to_mermaid, escape_label
 HOME = Path(__file__).parent / "mermaid"
 
 ODD_NAMES = [
-    'fc["1"]', "end", "subgraph", "a --> b", "x; y", "%% comment", "#quot;", "`code`", "**bold**",
-    "<b>html</b>", "<script>alert(1)</script>", "line\nbreak", "tab\there", "back\\slash", "&amp;",
-    "(round)", "{curly}", "[[square]]", "|pipe|", "'single'", '"', "click event0 href", "style x",
-    "gr\u00f6\u00dfe", "\u0441\u043b\u043e\u0439", "\u5c64", "\U0001f525", "a" * 500, " ", "graph TD",
-    "@{ shape: x }", "$$x^2$$", "~", "\x00", "\u202e", ":::class",
+    'fc["1"]', "end", "subgraph", "a --> b", "x; y", "%% comment", "#quot;", "`code`",
+    "**bold**", "<b>html</b>", "<script>alert(1)</script>", "line\nbreak", "tab\there",
+    "back\\slash", "&amp;", "(round)", "{curly}", "[[square]]", "|pipe|", "'single'", '"',
+    "click event0 href", "style x", "gr\xf6\xdfe", "\u0441\u043b\u043e\u0439", "\u5c64",
+    "\U0001f525", "a" * 500, " ", "graph TD", "@{ shape: x }", "$$x^2$$", "~", "\x00", "\u202e",
+    ":::class",
 ]  # fmt: skip
 
 

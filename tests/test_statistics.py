@@ -1,5 +1,6 @@
 """Statistics against plain loops over their values, and the samples that they are made from."""
 
+import itertools
 import math
 
 import numpy as np
@@ -191,7 +192,9 @@ def test_norms(parts, dtype):
 
 
 def test_norms_of_unlike_tensors():
-    sparse = torch.sparse_coo_tensor([[0, 0, 2]], torch.tensor([[1.0], [2.0], [4.0]]), (5, 1), check_invariants=True)
+    sparse = torch.sparse_coo_tensor(
+        [[0, 0, 2]], torch.tensor([[1.0], [2.0], [4.0]]), (5, 1), check_invariants=True
+    )
     mixed = [
         torch.full((3,), 2.0, dtype=torch.float16), sparse, torch.tensor(3.0), torch.zeros(0),
         torch.full((4,), 1e4, dtype=torch.float16), torch.ones(4, dtype=torch.bfloat16),
@@ -239,7 +242,7 @@ def test_a_sample_is_small_covers_each_axis_and_is_a_view(case):
         stride = -(-size // len(places)) + 1
         assert places[0] < stride + 1
         assert size - 1 - places[-1] <= stride + 1
-        assert all(0 < b - a <= stride + 1 for a, b in zip(places, places[1:], strict=False))
+        assert all(0 < b - a <= stride + 1 for a, b in itertools.pairwise(places))
     if math.prod(shape) <= SAMPLE_SIZE and shape[axis] <= MAX_UNITS:
         assert sample.numel() == tensor.numel()
 

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from neuraldbg import NeuralDbg
 
+F = nn.functional
 STEPS = 30
 
 
@@ -62,7 +62,7 @@ OPTIMIZERS = {
 }
 
 
-def train(architecture, optimizer, watch=None, at_step=lambda step, dbg: None):
+def train(architecture, optimizer, watch=None, at_step=lambda *_: None):
     build, batch = ARCHITECTURES[architecture]
     torch.manual_seed(7)
     model = build()

@@ -83,8 +83,10 @@ def _rise(
         state = "diverging"
     else:
         state = "spiked" if end < _RECOVERED * start else "rising"
-    # The median lags by up to half its window; the rise began with the first loss above it.
-    onset = int(np.flatnonzero(loss > limit)[0])
+    # The median lags by up to half its window; the rise began with the first loss in the window
+    # that is above the limit, and not with a single bad batch long before.
+    window = max(int(above[0]) - _SMOOTHING + 1, 0)
+    onset = window + int(np.flatnonzero(loss[window:] > limit)[0])
     return event_at(
         panel,
         EventType.LOSS_RISING,
