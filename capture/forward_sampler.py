@@ -104,6 +104,14 @@ class ForwardSampler:
         self.armed = False
         self.arm(True)
 
+    def watch(self, layers: Iterable[Layer]) -> None:
+        """Watch these layers from now on instead of those before, armed or not as it was."""
+        self._layers = list(layers)
+        for layer in set(self._handles).difference(self._layers):
+            self._handles.pop(layer).remove()
+        self._numbered = -1
+        self._hook()
+
     def arm(self, armed: bool) -> None:
         """Sample the passes from now on, or let them be.
 
@@ -113,8 +121,11 @@ class ForwardSampler:
         if armed == self.armed:
             return
         self.armed = armed
+        self._hook()
+
+    def _hook(self) -> None:
         for layer in self._layers:
-            wanted = armed or layer in self.sentinels or not self.sentinels
+            wanted = self.armed or layer in self.sentinels or not self.sentinels
             if wanted and layer not in self._handles and layer.module is not None:
                 hook = LayerHook(layer, self._callback)
                 self._handles[layer] = layer.module.register_forward_hook(hook)

@@ -196,12 +196,6 @@ def _layers_of(module: nn.Module, name: str, is_root: bool) -> Iterator[Layer]:
         yield Layer(name or type(module).__name__, module, own)
 
 
-def is_lazy(module: nn.Module | None) -> bool:
-    """Whether a module has parameters of its own that its first call is to bring into being."""
-    owned = module.parameters(recurse=False) if module is not None else ()
-    return any(isinstance(p, UninitializedParameter) for p in owned)
-
-
 def own_parameters(module: nn.Module) -> list[Parameter]:
     """The parameters that a module itself owns and that exist: lazy ones come into being later.
 

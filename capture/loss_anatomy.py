@@ -192,7 +192,8 @@ def reaches(root: Tensor, parameters: Container[Tensor]) -> bool:
     """Whether a backward pass from a root leads to one of some parameters.
 
     The parameters of a last layer stand near the root, so that a loss of one's own is told after
-    a few nodes. A graph too large to walk counts as one that does.
+    a few nodes. A graph too large to walk counts as one that does, and so does one with custom
+    functions in it: reentrant checkpointing hides everything behind one.
 
     Example:
         >>> weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
@@ -200,13 +201,14 @@ def reaches(root: Tensor, parameters: Container[Tensor]) -> bool:
         >>> reaches(loss, {weight}), reaches(loss, {other})
         (True, False)
     """
-    visited = 0
+    visited, hidden = 0, False
     for node in _walk(root.grad_fn):
         visited += 1
+        hidden = hidden or isinstance(node, torch.autograd.function.BackwardCFunction)
         variable = getattr(node, "variable", None)
         if variable is not None and variable in parameters:
             return True
-    return visited > MAX_NODES
+    return hidden or visited > MAX_NODES
 
 
 def _owner(node: Node, producers: Mapping[Node, object]) -> object | None:

@@ -90,6 +90,11 @@ class ParameterSampler:
         """Sample the weights as they are before an update."""
         self._before = self._sample_weights()
 
+    @property
+    def has_weights_before(self) -> bool:
+        """Whether the weights before the update now under way have been read."""
+        return self._before is not None
+
     def read_gradients(self, step: int, paired: bool) -> Columns:
         """Gradient columns of all layers; NaN where a layer has no gradient.
 

@@ -15,12 +15,13 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
+from torch.nn.parameter import UninitializedParameter as Uninitialized
 from torch.optim import Optimizer
 
 from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.guard import Guard
-from neuraldbg.capture.layers import Layer, find_layers, is_lazy, own_parameters
+from neuraldbg.capture.layers import find_layers
 from neuraldbg.capture.loss_anatomy import reaches
 from neuraldbg.capture.loss_reader import Loss, LossReader, mean_loss
 from neuraldbg.capture.optimizer_watch import (
@@ -83,7 +84,6 @@ class Recorder:
         self._resumed = False  # whether an earlier `with` left its record
         self._stops: list[Callable[[], None]] = []
         self.layers = find_layers(self.models)
-        self._lazy: list[Layer] = []
         self._watch_parameters()
 
     # Attaching and detaching ------------------------------------------------------------------
@@ -129,12 +129,34 @@ class Recorder:
         """The series so far; see `neuraldbg.series`."""
         return self.log.series()
 
+    def _reached_by(self, root: Tensor) -> bool:
+        """Whether a backward pass is of the watched models, as they are now."""
+        return reaches(root, self._watched) or (
+            self._refresh_layers() and reaches(root, self._watched)
+        )
+
+    def _refresh_layers(self) -> bool:
+        """Take up layers and parameters that came since: lazy ones, and those of model surgery.
+
+        Returns whether there were any.
+        """
+        current = {
+            p for m in self.models for p in m.parameters() if not isinstance(p, Uninitialized)
+        }
+        if current == self._watched:
+            return False
+        known = {(layer.name, layer.module): layer for layer in self.layers}
+        layers = []
+        for fresh in find_layers(self.models):
+            layer = known.get((fresh.name, fresh.module), fresh)
+            layer.parameters = fresh.parameters
+            layers.append(layer)
+        self.layers = layers
+        self._forward.watch(layers)
+        self._watch_parameters()
+        return True
+
     def _watch_parameters(self) -> None:
-        """Watch the parameters that there are now; lazy modules make theirs when first called."""
-        for layer in self._lazy:
-            assert layer.module is not None
-            layer.parameters = own_parameters(layer.module)
-        self._lazy = [layer for layer in self.layers if is_lazy(layer.module)]
         self._with_parameters = [layer for layer in self.layers if layer.parameters]
         self._parameters = ParameterSampler(self._with_parameters)
         self._watched: set[Parameter] = {p for layer in self.layers for p in layer.parameters}
@@ -145,14 +167,14 @@ class Recorder:
         self._depth += 1
         if self._depth > 1:
             return  # reentrant checkpointing runs passes of its own inside this one
-        if self._lazy:
-            self._watch_parameters()
-        self._foreign = bool(roots) and not reaches(roots[0], self._watched)
+        self._foreign = bool(roots) and not self._reached_by(roots[0])
         if self._foreign:
             return
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
         armed = self._forward.armed
+        if armed:
+            self._refresh_layers()
         self._optimizers.note_backward(self._parameters.unset_gradients if armed else None)
         value = self._losses.value(roots)
         self._pending.losses.append(value)
@@ -186,6 +208,7 @@ class Recorder:
         self.step += self._optimizers.begins_step(record)
         if not self._capturing:
             return
+        record.held = parameters_of(optimizer) & self._watched  # groups can be added at any time
         if not has_closure:
             self._pending.blocks.append(self._gradient_block(record))
         self._parameters.read_weights_before()
@@ -282,6 +305,8 @@ class Recorder:
         ]
 
     def _weight_blocks(self, record: OptimizerRecord | None) -> list[Block]:
+        if not self._parameters.has_weights_before:
+            return []  # the layers were changed since
         weight, update = self._parameters.read_weights_after()
         held = self._optimizers.held()
         weight["in_optimizer"] = np.array(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
-from neuraldbg.capture.panel import Panels
-from neuraldbg.capture.spans import event_at
+from neuraldbg.capture.panel import Panel, Panels
+from neuraldbg.capture.spans import event_at, layer_spans
 from neuraldbg.events import EventType, SemanticEvent
 from neuraldbg.series import Kind
 from neuraldbg.thresholds import Thresholds
@@ -40,29 +41,22 @@ def detect_gradient_not_reset(panels: Panels, thresholds: Thresholds) -> Iterato
 
 
 def detect_update_missing(panels: Panels, thresholds: Thresholds) -> Iterator[SemanticEvent]:
-    """Layers that have a gradient and never change, since no optimizer holds them."""
-    panel, gradients = panels.of(Kind.UPDATE), panels.of(Kind.GRADIENT)
-    weights = panels.of(Kind.PARAMETER)
+    """Layers that have a gradient and do not change, to the end, since no optimizer holds them."""
+    panel = panels.of(Kind.UPDATE)
     if len(panel) < _FEWEST_FRAMES:
         return
-    norms = dict(zip(gradients.layers, gradients["norm"].T, strict=True))
-    held = dict(zip(weights.layers, weights["in_optimizer"].T, strict=True))
-    if not any((column == 1).any() or np.isnan(column).all() for column in held.values()):
-        # An optimizer that holds nothing of the model still steps: then nothing is held.
-        held = {name: np.zeros(1) for name in held}
-    for layer, name in enumerate(panel.layers):
-        change = panel["rms"][:, layer]
-        change = change[np.isfinite(change)]
-        pushed = np.nan_to_num(norms.get(name, np.zeros(0))) > 0
-        left_out = (held.get(name, np.full(1, np.nan)) == 0).any()
-        if left_out and len(change) >= _FEWEST_FRAMES and not change.any() and pushed.sum() > 1:
-            yield event_at(
-                panel,
-                EventType.UPDATE_MISSING,
-                layer,
-                (0, len(panel) - 1),
-                ("updated", "left_out"),
-                0.0,
-                0.0,
-                1.0,
-            )
+    held = _aligned(panel, panels.of(Kind.PARAMETER), "in_optimizer")
+    if not (held == 1).any() and (held == 0).any():
+        held[:] = 0.0  # an optimizer steps that holds nothing of the model
+    pushed = np.nan_to_num(_aligned(panel, panels.of(Kind.GRADIENT), "norm")) > 0
+    mask = (held == 0) & (panel["rms"] == 0) & pushed
+    for layer, span in layer_spans(panel, mask, _FEWEST_FRAMES):
+        if span[1] == len(panel) - 1:
+            states = ("updated", "left_out")
+            yield event_at(panel, EventType.UPDATE_MISSING, layer, span, states, 0.0, 0.0, 1.0)
+
+
+def _aligned(panel: Panel, other: Panel, column: str) -> np.ndarray:
+    """Another panel's column at this panel's steps and layers, NaN where it has none."""
+    frame = pd.DataFrame(other[column], index=other.steps, columns=pd.Index(other.layers))
+    return frame.reindex(index=panel.steps, columns=pd.Index(panel.layers)).to_numpy().copy()
