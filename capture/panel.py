@@ -80,8 +80,3 @@ class Panels:
         if panel is None:
             panel = self._panels[kind, target] = Panel(self._series, kind, target)
         return panel
-
-    @property
-    def last_step(self) -> int:
-        """The last step of the series, -1 for an empty one."""
-        return int(self._series["step"].max()) if len(self._series) else -1

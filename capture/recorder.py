@@ -115,11 +115,6 @@ class Recorder:
         self._pending = _Pending()
 
     @property
-    def attached(self) -> bool:
-        """Whether hooks are in place."""
-        return bool(self._stops)
-
-    @property
     def steps_seen(self) -> int:
         """Steps completed so far."""
         pulses = self.log.pulses.items

@@ -7,7 +7,6 @@ within the coupling window, and the effect lies on the way that data (or gradien
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 
 import networkx as nx
 
@@ -174,14 +173,3 @@ def first_of_each_type(events: Iterable[SemanticEvent]) -> list[SemanticEvent]:
     for event in in_causal_order(events):
         first.setdefault(event.event_type, event)
     return list(first.values())
-
-
-def origins(graph: nx.DiGraph[int], events: Sequence[SemanticEvent]) -> list[SemanticEvent]:
-    """Those of some events that none of the others leads to, in causal order."""
-    ids = {event.event_id for event in events}
-    downstream = {
-        effect
-        for one, effect in product(ids, ids)
-        if one != effect and nx.has_path(graph, one, effect)
-    }
-    return in_causal_order(event for event in events if event.event_id not in downstream)

@@ -61,11 +61,23 @@ def _vanishing(panel: Panel, panels: Panels, thresholds: Thresholds) -> Iterator
             EventType.GRADIENT_VANISHING,
             layer,
             (start, end),
-            (GradientHealth.HEALTHY.value, GradientHealth.VANISHING.value),
+            (GradientHealth.HEALTHY.value, _why(panel, (start, end), layer, panels, thresholds)),
             value,
             limit,
             ratio_severity(value, limit),
         )
+
+
+def _why(
+    panel: Panel, span: tuple[int, int], layer: int, panels: Panels, thresholds: Thresholds
+) -> str:
+    """Whether a faint gradient was cut off by saturated units on its way, or just vanished."""
+    outputs = panels.of(Kind.OUTPUT)
+    during = (outputs.steps >= panel.steps[span[0]]) & (outputs.steps <= panel.steps[span[1]])
+    above = outputs.indices[:-1] >= panel.indices[layer]  # the last layer saturates rightly
+    share = outputs["saturated_fraction"][during][:, :-1][:, above]
+    saturated = bool((share >= thresholds.saturated_share).any())
+    return (GradientHealth.SATURATED if saturated else GradientHealth.VANISHING).value
 
 
 def _exploding(panel: Panel, thresholds: Thresholds) -> Iterator[SemanticEvent]:
