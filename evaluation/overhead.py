@@ -5,6 +5,7 @@ Run as `python -m neuraldbg.evaluation.overhead`.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from neuraldbg import NeuralDbg
 
-BLOCKS = 12
+BLOCKS = 5
 STEPS_PER_BLOCK = 64
 """Twice the distance of captured steps, so that every block holds the same number of them."""
 WARM_UP_STEPS = 200
@@ -83,16 +84,26 @@ def measure_overhead(workload: Workload, blocks: int = BLOCKS) -> float:
 
     Two equal models train on the same batch, one bare and one watched; blocks of steps alternate
     between them, and each ratio is of neighbouring blocks, so that a machine that speeds up or
-    slows down between them does not count.
+    slows down between them does not count. Half-way the two change places, so that where their
+    memory happens to lie does not count either; the result is the geometric mean of both halves.
 
     Args:
         workload: What to train.
-        blocks: Pairs of blocks.
+        blocks: Pairs of blocks in each half.
+
+    Raises:
+        RuntimeError: the capture failed on the way, so that its cost would mean nothing.
     """
-    bare, watched = _training_step(workload), _training_step(workload)
+    first, second = _training_step(workload), _training_step(workload)
+    halves = [
+        _measure_half(bare, watched, blocks) for bare, watched in ((first, second), (second, first))
+    ]
+    return math.sqrt(halves[0] * halves[1])
+
+
+def _measure_half(bare: _Loop, watched: _Loop, blocks: int) -> float:
     with NeuralDbg(watched.model) as dbg:
         for _ in range(WARM_UP_STEPS):
-            bare.step()
             watched.step()
         ratios = []
         for pair in range(blocks):

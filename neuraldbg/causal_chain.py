@@ -123,8 +123,11 @@ def _on_the_way(cause: SemanticEvent, effect: SemanticEvent) -> bool:
 
 
 def in_causal_order(events: Iterable[SemanticEvent]) -> list[SemanticEvent]:
-    """Events in causal order; those judged over the whole run come last."""
-    return sorted(events, key=lambda event: (event.event_type in _OF_THE_WHOLE_RUN, event.moment))
+    """Events in causal order; those judged over the whole run come last, ties stay by number."""
+    return sorted(
+        events,
+        key=lambda event: (event.event_type in _OF_THE_WHOLE_RUN, event.moment, event.event_id),
+    )
 
 
 def trace_causal_chain(

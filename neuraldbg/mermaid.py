@@ -8,7 +8,8 @@ import networkx as nx
 
 from neuraldbg.wording import describe_event
 
-_SAFE = re.compile(r"[A-Za-z0-9 .,:_%()+-]")
+# A colon only before a space: Mermaid takes `style a:#35;` for a colour and drops the semicolon.
+_SAFE = re.compile(r"[A-Za-z0-9 .,_%()+-]|:(?= )")
 
 
 def escape_label(text: str) -> str:
@@ -22,8 +23,10 @@ def escape_label(text: str) -> str:
         'fc#91;#34;1#34;#93;'
     """
     return "".join(
-        char if _SAFE.match(char) or (char.isalnum() and not char.isascii()) else f"#{ord(char)};"
-        for char in text
+        char
+        if _SAFE.match(text, position) or (char.isalnum() and not char.isascii())
+        else f"#{ord(char)};"
+        for position, char in enumerate(text)
     )
 
 

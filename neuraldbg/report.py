@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -58,9 +57,9 @@ def _table(explanations: Explanations) -> Table:
         table.add_row(
             hypothesis.cause.value,
             f"{hypothesis.probability:.0%}",
-            escape(hypothesis.layer or "-"),
+            Text(hypothesis.layer or "-"),
             "-" if hypothesis.step is None else str(hypothesis.step),
-            escape(hypothesis.remedy),
+            Text(hypothesis.remedy),
         )
     rest = explanations[len(shown) :]
     if rest:

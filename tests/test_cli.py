@@ -49,3 +49,9 @@ def test_an_unknown_fault_is_refused_with_the_choices() -> None:
     assert result.exit_code == 2
     assert "gremlins" in result.output
     assert "lr_blowup" in result.output
+
+
+def test_the_help_of_the_demo_lists_the_faults() -> None:
+    result = runner.invoke(app, ["demo", "--help"], env={"COLUMNS": "400"})
+    assert result.exit_code == 0
+    assert [fault for fault in DemoFault if fault.value not in result.output] == []

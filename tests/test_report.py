@@ -1,10 +1,15 @@
 """The report: a table that fits a terminal, and what it says."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from neuraldbg import CausalHypothesis, EventType, Explanations, FailureMode, Finding, SemanticEvent
+from neuraldbg.failure_modes import catalogue
 from neuraldbg.report import to_text
 
 UPDATE = SemanticEvent(
@@ -67,3 +72,30 @@ def test_explanations_can_be_written_as_json() -> None:
     document = json.loads(json.dumps(EXPLANATIONS.to_dicts()))
     assert document[0]["cause"] == "lr_blowup"
     assert document[0]["chain"][0]["event_type"] == "update_too_large"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("mode", FailureMode)
+def test_every_cause_is_named_in_full_within_the_width(mode: FailureMode, width: int) -> None:
+    layer = "encoder.layers.11.self_attention.output.dense"
+    one = CausalHypothesis(mode, 0.5, layer, 123_456, (), (), (), catalogue()[mode].remedy)
+    text = to_text(Explanations([one], 10**6), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert mode.value in text
+    assert "123456" in text
+    assert "50%" in text
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40), st.sampled_from([80, 100]))
+def test_no_name_of_a_layer_breaks_the_width(name: str, width: int) -> None:
+    update = replace(UPDATE, layer=name)
+    one = replace(BLOWUP, layer=name, chain=(update,), remedy=name)
+    text = to_text(Explanations([one], 10), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "[bold", "x\\", "[link=x]y", ":fire:"])
+def test_markup_in_a_name_is_shown_as_it_is(name: str) -> None:
+    one = replace(BLOWUP, layer=name, chain=(replace(UPDATE, layer=name),), remedy=f"mend {name}")
+    text = to_text(Explanations([one], 10))
+    assert text.count(name) == 3  # in its column, in the remedy, in the chain
