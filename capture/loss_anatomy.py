@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,15 +66,11 @@ class LossAnatomy:
         expected: What an untrained model should score: the log of the number of classes, the mean
             square (or magnitude) of the target, log 2; NaN where it cannot be told.
         target: The target as saved by the loss, or None. Valid until the graph is freed.
-        activations: Functional activations, the one nearest the loss for each owner.
-        nodes: How many nodes were visited.
     """
 
     kind: str | None = None
     expected: float = math.nan
     target: Tensor | None = None
-    activations: list[FunctionalActivation] = field(default_factory=list)
-    nodes: int = 0
 
 
 def read_loss_head(loss: Tensor) -> LossAnatomy:

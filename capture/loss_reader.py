@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -49,7 +49,7 @@ class LossReader:
 
     forward: ForwardSampler
     _saw_non_finite: bool = False
-    _walks_in_vain: int = field(default=0)
+    _walks_in_vain: int = 0
 
     def value(self, roots: Sequence[Tensor]) -> Loss:
         """The loss that a backward pass begins with; NaN where it is no single number."""

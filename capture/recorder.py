@@ -187,7 +187,7 @@ class Recorder:
             return
         self._forward.release()
         if not self._optimizers and self._forward.armed:
-            self._pending.blocks += self._collect_forward(self.step)
+            self._pending.blocks += self._collect_forward()
             self._pending.blocks.append(self._gradient_block(None))
             self._parameters.read_weights_before()
         if not self._optimizers:
@@ -216,7 +216,7 @@ class Recorder:
             blocks = self._pending.blocks
             if not any(block.kind is Kind.GRADIENT for block in blocks):
                 blocks.append(self._gradient_block(record))
-            blocks += self._collect_forward(self.step)
+            blocks += self._collect_forward()
             blocks += self._weight_blocks(record)
             self._finish_frame(blocks)
         self._pulse(record.number, learning_rate(optimizer), record)
@@ -270,10 +270,7 @@ class Recorder:
             self._pending.losses = [*before, *self._pending.losses]
             self.log.clear()
             self.step = 0
-        gradient_free = [b for b in self._pending.blocks if b.kind is not Kind.GRADIENT]
-        for block in gradient_free:
-            block.step = 0
-        self._pending.blocks = gradient_free
+        self._pending.blocks = [b for b in self._pending.blocks if b.kind is not Kind.GRADIENT]
 
     # Blocks -------------------------------------------------------------------------------------
 
@@ -291,12 +288,12 @@ class Recorder:
             self.step, kind, layers, {name: values[rows] for name, values in columns.items()}
         )
 
-    def _collect_forward(self, step: int) -> list[Block]:
+    def _collect_forward(self) -> list[Block]:
         layers, columns, entries, inputs = self._forward.collect()
         inputs["target"] = np.zeros(len(entries))
         return [
-            Block(step, Kind.OUTPUT, layers, columns),
-            Block(step, Kind.INPUT, entries, inputs),
+            Block(self.step, Kind.OUTPUT, layers, columns),
+            Block(self.step, Kind.INPUT, entries, inputs),
         ]
 
     def _weight_blocks(self, record: OptimizerRecord | None) -> list[Block]:
