@@ -16,6 +16,7 @@ from neuraldbg.capture.first_tensor import first_tensor
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
+from neuraldbg.capture.probe import Probes
 from neuraldbg.capture.sampling import Key, SampleBuffer
 from neuraldbg.capture.statistics import (
     Columns,
@@ -38,11 +39,10 @@ class LayerHook:
         self._callback = callback
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Pass the call on if it is a training forward of the watched module itself."""
+        """Pass the call on if it is of the watched module itself and not being compiled."""
         if torch.compiler.is_compiling() or module is not self._layer.module:
             return
-        if torch.is_grad_enabled():
-            self._callback(self._layer, args, output)
+        self._callback(self._layer, args, output)
 
     def __deepcopy__(self, memo: dict[int, object]) -> LayerHook:
         return self
@@ -92,14 +92,16 @@ class ForwardSampler:
     _histories: UnitHistories = field(init=False)
     _handles: dict[Layer, RemovableHandle] = field(default_factory=dict)
     _layers: list[Layer] = field(default_factory=list)
+    _probes: Probes | None = None
     _callback: Callable[[Layer, Any, Any], None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._callback = self.guard.wrap(self._on_forward)
         self._histories = UnitHistories(self.dead_samples)
 
-    def attach(self, layers: Iterable[Layer]) -> None:
-        """Watch these layers, armed."""
+    def attach(self, layers: Iterable[Layer], probes: Probes) -> None:
+        """Watch these layers, armed, and tell the probes of their calls."""
+        self._probes = probes
         self._layers = list(layers)
         self.armed = False
         self.arm(True)
@@ -148,6 +150,10 @@ class ForwardSampler:
         self._cut = False
 
     def _on_forward(self, layer: Layer, args: Any, output: Any) -> None:
+        assert self._probes is not None
+        if not torch.is_grad_enabled():
+            self._probes.call("on_evaluation", layer, args, output)
+            return
         if not self.armed:
             self._note_batch(layer, args)
             return
@@ -172,6 +178,7 @@ class ForwardSampler:
             axis = layer.unit_axis(tensor.dim(), self._previous)
             self._buffer.copy((layer, "output"), tensor.detach(), axis)
         self._previous = layer
+        self._probes.call("on_forward", layer, args, output)
 
     def _renumber(self) -> None:
         """Number the layers in the order in which data flows.

@@ -31,8 +31,12 @@ class Guard:
     current_step: Callable[[], int] = lambda: 0
     _failures: dict[str, int] = field(default_factory=dict)
 
-    def wrap(self, callback: Callable[P, None]) -> Callable[P, None]:
+    def wrap(self, callback: Callable[P, None], place: str = "") -> Callable[P, None]:
         """The callback, unable to raise.
+
+        Args:
+            callback: What to call.
+            place: Under which name its faults are counted; its own if left out.
 
         Example:
             >>> guard = Guard()
@@ -42,7 +46,7 @@ class Guard:
             >>> len(caught), guard.faults[0][1]
             (1, 'ZeroDivisionError: division by zero')
         """
-        place = getattr(callback, "__qualname__", type(callback).__name__)
+        place = place or getattr(callback, "__qualname__", type(callback).__name__)
 
         @functools.wraps(callback)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:

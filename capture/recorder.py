@@ -8,7 +8,7 @@ statistics of all that at once. A loop without an optimizer is followed by its b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.guard import Guard
-from neuraldbg.capture.layers import find_layers
-from neuraldbg.capture.loss_anatomy import reaches
+from neuraldbg.capture.layers import Layer, find_layers
+from neuraldbg.capture.loss_anatomy import Node, reaches
 from neuraldbg.capture.loss_reader import Loss, LossReader, mean_loss
 from neuraldbg.capture.optimizer_watch import (
     OptimizerRecord,
@@ -32,6 +32,8 @@ from neuraldbg.capture.optimizer_watch import (
     watch_optimizers,
 )
 from neuraldbg.capture.parameter_sampler import ParameterSampler
+from neuraldbg.capture.probe import Probes
+from neuraldbg.capture.probes import PROBES
 from neuraldbg.capture.run_log import Block, Pulse, RunLog
 from neuraldbg.capture.schedule import Schedule
 from neuraldbg.capture.statistics import Columns
@@ -79,6 +81,7 @@ class Recorder:
         self._losses = LossReader(self._forward)
         self._optimizers = OptimizerRegistry()
         self._pending = _Pending()
+        self.probes = Probes(PROBES, self)
         self._depth = 0  # of backward passes inside one another
         self._foreign = False  # whether the backward pass now running is of other models
         self._resumed = False  # whether an earlier `with` left its record
@@ -95,7 +98,8 @@ class Recorder:
         self._resumed = bool(self.log.pulses.items)
         self.step = self.steps_seen
         self._optimizers.clear()
-        self._forward.attach(self.layers)
+        self._forward.attach(self.layers, self.probes)
+        self.probes.attach()
         wrap = self.guard.wrap
         self._stops = [
             watch_backward(
@@ -103,6 +107,7 @@ class Recorder:
             ),
             watch_optimizers(wrap(self._before_step), wrap(self._after_step)),
             self._forward.detach,
+            self.probes.detach,
         ]
 
     def detach(self) -> None:
@@ -175,16 +180,18 @@ class Recorder:
         self._pending.losses.append(value)
         if isinstance(value, float) and not math.isfinite(value) and roots:
             self.log.findings += self._losses.inspect_non_finite(
-                roots[0], self._current_step(), self._with_parameters
+                roots[0], self.current_step(), self._with_parameters
             )
         if armed and roots:
             self._pending.expected, blocks = self._losses.read_anatomy(roots[0], self.step)
             self._pending.blocks += blocks
+        self.probes.call("before_backward", roots)
 
     def _after_backward(self) -> None:
         self._depth -= 1
         if self._depth or self._foreign:
             return
+        self.probes.call("after_backward")
         self._forward.release()
         if not self._optimizers and self._forward.armed:
             self._pending.blocks += self._collect_forward()
@@ -201,6 +208,7 @@ class Recorder:
         if record is None:
             return
         self.step += self._optimizers.begins_step(record)
+        self.probes.call("before_step", optimizer)
         if not self._capturing:
             return
         record.held = parameters_of(optimizer) & self._watched  # groups can be added at any time
@@ -212,6 +220,7 @@ class Recorder:
         record = self._optimizers.get(optimizer)
         if record is None:
             return
+        self.probes.call("after_step", optimizer)
         if self._capturing:
             blocks = self._pending.blocks
             if not any(block.kind is Kind.GRADIENT for block in blocks):
@@ -219,9 +228,9 @@ class Recorder:
             blocks += self._collect_forward()
             blocks += self._weight_blocks(record)
             self._finish_frame(blocks)
-        self._pulse(record.number, learning_rate(optimizer), record)
+        self._pulse(record.number, learning_rate(optimizer), record, optimizer)
         record.close_step()
-        self._arm(self._current_step())
+        self._arm(self.current_step())
 
     def _record_of(self, optimizer: Optimizer) -> OptimizerRecord | None:
         """The record of an optimizer that matters to the watched models, None for others."""
@@ -258,7 +267,7 @@ class Recorder:
         """A backward call begins and no optimizer ever stepped: the last call was a step."""
         if self._pending.blocks:
             self._finish_frame(self._pending.blocks + self._weight_blocks(None))
-        self._pulse(0, math.nan, None)
+        self._pulse(0, math.nan, None, None)
         self.step += 1
 
     def _restart_with_optimizer(self) -> None:
@@ -314,11 +323,19 @@ class Recorder:
         ]
 
     def _finish_frame(self, blocks: list[Block]) -> None:
+        blocks += [block for deferred in self.probes.frame() for block in deferred.now()]
         for block in blocks:
             block.step = self.step
         self.log.add_frame(blocks)
 
-    def _pulse(self, number: int, rate: float, record: OptimizerRecord | None) -> None:
+    def _pulse(
+        self,
+        number: int,
+        rate: float,
+        record: OptimizerRecord | None,
+        optimizer: Optimizer | None,
+        applied: bool = True,
+    ) -> None:
         pending, self._pending = self._pending, _Pending()
         self.log.add_pulse(
             Pulse(
@@ -329,6 +346,9 @@ class Recorder:
                 learning_rate=rate,
                 micro_batches=len(pending.losses),
                 gradient_kept=record.gradient_kept() if record else math.nan,
+                applied=applied,
+                loss_facts=self.probes.loss_facts(),
+                optimizer_facts=self.probes.optimizer_facts(optimizer),
             )
         )
 
@@ -337,9 +357,55 @@ class Recorder:
         """Whether the step now running is captured."""
         return self._forward.armed or bool(self._pending.blocks)
 
-    def _current_step(self) -> int:
+    # What probes see ----------------------------------------------------------------------------
+
+    @property
+    def layers_with_parameters(self) -> Sequence[Layer]:
+        """The watched layers that own parameters."""
+        return self._with_parameters
+
+    @property
+    def watched_parameters(self) -> set[Parameter]:
+        """All parameters of the watched layers."""
+        return self._watched
+
+    @property
+    def armed(self) -> bool:
+        """Whether the step now running is captured."""
+        return self._capturing
+
+    @property
+    def producers(self) -> Mapping[Node, Layer]:
+        """The `grad_fn` of each sampled output of the pass now running, with its layer."""
+        return self._forward.producers
+
+    @property
+    def batch(self) -> Mapping[Layer, Tensor]:
+        """The raw tensors that entered the models in the pass now running, by layer."""
+        return self._forward.batch
+
+    @property
+    def saved_tensors_are_packed(self) -> bool:
+        """Whether saved values must not be read, since that would run code of the model's."""
+        return self._forward.uses_saved_tensor_hooks
+
+    def current_step(self) -> int:
         """The step that the pass now running belongs to."""
         return self.step + self._optimizers.all_stepped
+
+    def skip_step(self, optimizer: Optimizer) -> None:
+        """Close the step now running as one that an optimizer was kept from applying."""
+        record = self._record_of(optimizer)
+        if record is None:
+            return
+        self.step += self._optimizers.begins_step(record)
+        if self._capturing:
+            self._parameters.read_weights_before()
+            blocks = [*self._pending.blocks, self._gradient_block(record), *self._collect_forward()]
+            self._finish_frame(blocks + self._weight_blocks(record))
+        self._pulse(record.number, learning_rate(optimizer), record, optimizer, applied=False)
+        record.close_step()
+        self._arm(self.current_step())
 
     def _arm(self, step: int) -> None:
         self._forward.arm(self.schedule.captures(step))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.statistics import Columns
-from neuraldbg.series import FLAGS, STATISTICS, Kind, build_series
+from neuraldbg.series import DETAIL, FLAGS, STATISTICS, Kind, build_series
 
 T = TypeVar("T")
 
@@ -74,6 +74,11 @@ class Pulse:
     learning_rate: float
     micro_batches: int
     gradient_kept: float
+    applied: bool = True
+    loss_facts: Mapping[str, float | str] = field(default_factory=dict)
+    """More columns of the loss's row."""
+    optimizer_facts: Mapping[str, float | str] = field(default_factory=dict)
+    """More columns of the optimizer's row."""
 
     def settle(self) -> None:
         """Fetch the loss from the accelerator if it still lies there."""
@@ -119,7 +124,7 @@ class RunLog:
         parts = [self._block_columns(block) for block in blocks]
         if self.pulses.items:
             parts += [self._loss_columns(), self._optimizer_columns()]
-        names = ("step", "layer", "layer_index", "kind", *STATISTICS, *FLAGS)
+        names = ("step", "layer", "layer_index", "kind", *STATISTICS, *FLAGS, DETAIL)
         columns = {name: _concatenate(name, parts) for name in names}
         columns["rank"] = np.full(len(columns["step"]), self.rank)
         table = build_series(columns)
@@ -151,6 +156,7 @@ class RunLog:
             "nonfinite_fraction": (~np.isfinite(value)).astype(float),
             "expected": np.array([pulse.expected for pulse in pulses]),
             "micro_batches": np.array([pulse.micro_batches for pulse in pulses], dtype=float),
+            **_fact_columns([pulse.loss_facts for pulse in pulses]),
         }
 
     def _optimizer_columns(self) -> dict[str, Any]:
@@ -159,7 +165,8 @@ class RunLog:
             "value": np.array([pulse.learning_rate for pulse in pulses]),
             "micro_batches": np.array([pulse.micro_batches for pulse in pulses], dtype=float),
             "gradient_kept": np.array([pulse.gradient_kept for pulse in pulses]),
-            "step_applied": np.ones(len(pulses)),
+            "step_applied": np.array([pulse.applied for pulse in pulses], dtype=float),
+            **_fact_columns([pulse.optimizer_facts for pulse in pulses]),
         }
 
     def _pulse_keys(self, kind: Kind) -> dict[str, Any]:
@@ -181,9 +188,28 @@ def optimizer_name(number: int) -> str | None:
     return f"optimizer {number}" if number else None
 
 
+_TEXT = ("layer", "kind", DETAIL)
+
+
+def _fact_columns(facts: Sequence[Mapping[str, float | str]]) -> dict[str, np.ndarray]:
+    """Facts by row turned into columns; what a row does not tell is missing."""
+    names = {name: None for row in facts for name in row}
+    return {name: np.array([row.get(name, _missing(name)) for row in facts]) for name in names}
+
+
+def _missing(name: str) -> float | None:
+    return None if name in _TEXT else np.nan
+
+
 def _concatenate(name: str, parts: Sequence[dict[str, Any]]) -> np.ndarray:
+    dtype = object if name in _TEXT else float
     if not parts:
-        return np.zeros(0, dtype=object if name in ("layer", "kind") else float)
+        return np.zeros(0, dtype=dtype)
     return np.concatenate(
-        [part[name] if name in part else np.full(len(part["step"]), np.nan) for part in parts]
+        [
+            np.asarray(part[name], dtype=dtype)
+            if name in part
+            else np.full(len(part["step"]), _missing(name), dtype=dtype)
+            for part in parts
+        ]
     )

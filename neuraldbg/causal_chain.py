@@ -53,10 +53,55 @@ EFFECTS: Mapping[EventType, tuple[EventType, ...]] = {
     ),
     _T.WEIGHTS_GROWING: (_T.ACTIVATION_BLOWUP, _T.LOSS_RISING, _T.GRADIENT_EXPLODING),
     _T.WEIGHTS_NON_FINITE: (_T.ACTIVATION_NON_FINITE, _T.LOSS_NON_FINITE),
+    _T.PARAMETERS_FROZEN: (_T.LOSS_FLAT, _T.UPDATE_MISSING),
+    _T.PARAMETERS_UNREGISTERED: (_T.UPDATE_MISSING, _T.LOSS_FLAT),
+    _T.MODULE_NEVER_CALLED: (_T.GRADIENT_CUT, _T.LOSS_FLAT),
+    _T.EVALUATION_MODE: (_T.STATISTICS_LAGGING, _T.EVALUATION_GAP, _T.LOSS_FLAT),
+    _T.DROPOUT_STRONG: (_T.LOSS_FLAT, _T.GRADIENT_NOISY, _T.EVALUATION_GAP),
+    _T.TARGET_OFF_SCALE: (
+        _T.LOSS_HIGH_AT_START, _T.GRADIENT_EXPLODING, _T.UPDATE_TOO_LARGE, _T.LOSS_RISING,
+    ),
+    _T.LABELS_IMBALANCED: (_T.ACTIVATIONS_ALIKE, _T.LOSS_FLAT),
+    _T.BATCHES_ORDERED: (_T.LOSS_PERIODIC, _T.LOSS_SPIKING, _T.GRADIENTS_ALIGNED),
+    _T.BATCH_TOO_SMALL: (_T.STATISTICS_LAGGING, _T.GRADIENT_NOISY, _T.EVALUATION_GAP),
+    _T.ACTIVATION_NEAR_OVERFLOW: (_T.ACTIVATION_NON_FINITE, _T.LOSS_NON_FINITE, _T.STEP_SKIPPED),
+    _T.ACTIVATIONS_ALIKE: (_T.LOSS_FLAT, _T.GRADIENT_VANISHING),
+    _T.STATISTICS_LAGGING: (_T.EVALUATION_GAP, _T.VALIDATION_LOSS_RISING),
+    _T.OUTPUT_OUT_OF_DOMAIN: (_T.GRADIENT_VANISHING, _T.LOSS_FLAT, _T.OPERATION_UNDEFINED),
+    _T.REDUCTION_OVER_WRONG_AXIS: (_T.LOSS_FLAT,),
+    _T.SHAPES_BROADCAST: (_T.LOSS_FLAT, _T.ACTIVATIONS_ALIKE),
+    _T.OPERATION_UNDEFINED: (
+        _T.ACTIVATION_NON_FINITE, _T.LOSS_NON_FINITE, _T.GRADIENT_NON_FINITE,
+    ),
+    _T.LOSS_SPIKING: (_T.GRADIENT_SPIKING, _T.LOSS_RISING),
+    _T.GRADIENT_RESET_EARLY: (_T.GRADIENT_NOISY,),
+    _T.MICRO_BATCHES_SUMMED: (_T.GRADIENT_EXPLODING, _T.UPDATE_TOO_LARGE, _T.LOSS_RISING),
+    _T.GRADIENT_CUT: (_T.UPDATE_MISSING, _T.LOSS_FLAT),
+    _T.GRADIENT_UNDERFLOW: (_T.UPDATE_TOO_SMALL, _T.LOSS_FLAT),
+    _T.GRADIENT_SPIKING: (
+        _T.UPDATE_TOO_LARGE, _T.UPDATE_SPIKING, _T.LOSS_SPIKING, _T.GRADIENT_NON_FINITE,
+    ),
+    _T.GRADIENT_NOISY: (_T.LOSS_FLAT,),
+    _T.GRADIENT_CLIPPED: (_T.UPDATE_TOO_SMALL, _T.LOSS_FLAT),
+    _T.GRADIENT_CLIPPED_SCALED: (_T.UPDATE_TOO_SMALL, _T.LOSS_FLAT),
+    _T.STEP_SKIPPED: (_T.LOSS_FLAT,),
+    _T.LEARNING_RATE_FALLING: (_T.UPDATE_TOO_SMALL, _T.LOSS_FLAT),
+    _T.LEARNING_RATE_STARTS_HIGH: (
+        _T.UPDATE_TOO_LARGE, _T.ACTIVATION_SATURATED, _T.ACTIVATION_DEAD, _T.LOSS_RISING,
+        _T.LOSS_FLAT,
+    ),
+    _T.EPSILON_LOST: (_T.UPDATE_TOO_LARGE, _T.WEIGHTS_NON_FINITE),
+    _T.WEIGHT_DECAY_DOMINANT: (_T.WEIGHTS_SHRINKING, _T.LOSS_FLAT),
+    _T.UPDATE_SPIKING: (_T.LOSS_SPIKING, _T.LOSS_RISING, _T.GRADIENT_SPIKING),
+    _T.WEIGHTS_SHRINKING: (_T.ACTIVATION_FADING, _T.GRADIENT_VANISHING, _T.LOSS_FLAT),
+    _T.RANKS_DIFFER: (_T.LOSS_RISING, _T.LOSS_FLAT),
 }  # fmt: skip
 """What each type of event can bring about directly."""
 
-_OF_THE_WHOLE_RUN = (_T.LOSS_FLAT, _T.GRADIENTS_OPPOSED, _T.GRADIENTS_ALIGNED)
+OF_THE_WHOLE_RUN = (
+    _T.LOSS_FLAT, _T.LOSS_PERIODIC, _T.LOSS_STILL_FALLING, _T.GRADIENTS_OPPOSED,
+    _T.GRADIENTS_ALIGNED, _T.GRADIENT_NOISY, _T.EVALUATION_GAP,
+)  # fmt: skip
 """Types judged over the whole run: they begin with it and are only ever effects."""
 _FORWARD = (_T.ACTIVATION_NON_FINITE, _T.ACTIVATION_FADING, _T.ACTIVATION_SATURATED)
 _BACKWARD = (_T.GRADIENT_VANISHING, _T.GRADIENT_NON_FINITE)
@@ -104,8 +149,8 @@ def build_causal_graph(
 def _may_cause(cause: SemanticEvent, effect: SemanticEvent, window: int) -> bool:
     if cause.event_id == effect.event_id:
         return False
-    if effect.event_type in _OF_THE_WHOLE_RUN:
-        return cause.event_type not in _OF_THE_WHOLE_RUN
+    if effect.event_type in OF_THE_WHOLE_RUN:
+        return cause.event_type not in OF_THE_WHOLE_RUN
     if cause.moment >= effect.moment or effect.step_start > cause.step_end + window:
         return False
     return _on_the_way(cause, effect)
@@ -126,7 +171,7 @@ def in_causal_order(events: Iterable[SemanticEvent]) -> list[SemanticEvent]:
     """Events in causal order; those judged over the whole run come last, ties stay by number."""
     return sorted(
         events,
-        key=lambda event: (event.event_type in _OF_THE_WHOLE_RUN, event.moment, event.event_id),
+        key=lambda event: (event.event_type in OF_THE_WHOLE_RUN, event.moment, event.event_id),
     )
 
 

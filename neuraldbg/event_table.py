@@ -22,6 +22,7 @@ EVENT_COLUMNS: dict[str, str] = {
     "value": "float64",
     "threshold": "float64",
     "rank": "int16",
+    "detail": "object",
 }
 """Columns of the event table and their types."""
 
@@ -88,4 +89,5 @@ def _event(row: Mapping[Hashable, Any]) -> SemanticEvent:
         value=float(row["value"]),
         threshold=float(row["threshold"]),
         rank=int(row["rank"]),
+        detail=str(row["detail"]),
     )

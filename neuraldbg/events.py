@@ -37,29 +37,66 @@ class EventType(StrEnum):
     WEIGHTS_SMALL_AT_START = "weights_small_at_start"
     WEIGHTS_LARGE_AT_START = "weights_large_at_start"
     UNITS_IDENTICAL = "units_identical"
+    PARAMETERS_FROZEN = "parameters_frozen"
+    PARAMETERS_UNREGISTERED = "parameters_unregistered"
+    MODULE_NEVER_CALLED = "module_never_called"
+    EVALUATION_MODE = "evaluation_mode"
+    DROPOUT_STRONG = "dropout_strong"
     INPUT_NON_FINITE = "input_non_finite"
     TARGET_NON_FINITE = "target_non_finite"
     INPUT_OFF_SCALE = "input_off_scale"
+    TARGET_OFF_SCALE = "target_off_scale"
+    LABELS_IMBALANCED = "labels_imbalanced"
+    BATCHES_ORDERED = "batches_ordered"
+    BATCH_TOO_SMALL = "batch_too_small"
     ACTIVATION_NON_FINITE = "activation_non_finite"
+    ACTIVATION_NEAR_OVERFLOW = "activation_near_overflow"
     ACTIVATION_FADING = "activation_fading"
     ACTIVATION_BLOWUP = "activation_blowup"
     ACTIVATION_SATURATED = "activation_saturated"
     ACTIVATION_DEAD = "activation_dead"
+    ACTIVATIONS_ALIKE = "activations_alike"
+    STATISTICS_LAGGING = "statistics_lagging"
+    OUTPUT_OUT_OF_DOMAIN = "output_out_of_domain"
+    REDUCTION_OVER_WRONG_AXIS = "reduction_over_wrong_axis"
+    SHAPES_BROADCAST = "shapes_broadcast"
+    OPERATION_UNDEFINED = "operation_undefined"
     LOSS_NON_FINITE = "loss_non_finite"
     LOSS_HIGH_AT_START = "loss_high_at_start"
     LOSS_RISING = "loss_rising"
+    LOSS_SPIKING = "loss_spiking"
+    LOSS_PERIODIC = "loss_periodic"
     LOSS_FLAT = "loss_flat"
+    LOSS_STILL_FALLING = "loss_still_falling"
     GRADIENT_NOT_RESET = "gradient_not_reset"
+    GRADIENT_RESET_EARLY = "gradient_reset_early"
+    MICRO_BATCHES_SUMMED = "micro_batches_summed"
+    GRADIENT_CUT = "gradient_cut"
     GRADIENT_NON_FINITE = "gradient_non_finite"
+    GRADIENT_UNDERFLOW = "gradient_underflow"
     GRADIENT_VANISHING = "gradient_vanishing"
     GRADIENT_EXPLODING = "gradient_exploding"
+    GRADIENT_SPIKING = "gradient_spiking"
+    GRADIENT_NOISY = "gradient_noisy"
     GRADIENTS_OPPOSED = "gradients_opposed"
     GRADIENTS_ALIGNED = "gradients_aligned"
+    GRADIENT_CLIPPED = "gradient_clipped"
+    GRADIENT_CLIPPED_SCALED = "gradient_clipped_scaled"
+    STEP_SKIPPED = "step_skipped"
+    LEARNING_RATE_FALLING = "learning_rate_falling"
+    LEARNING_RATE_STARTS_HIGH = "learning_rate_starts_high"
+    EPSILON_LOST = "epsilon_lost"
+    WEIGHT_DECAY_DOMINANT = "weight_decay_dominant"
     UPDATE_MISSING = "update_missing"
     UPDATE_TOO_SMALL = "update_too_small"
     UPDATE_TOO_LARGE = "update_too_large"
+    UPDATE_SPIKING = "update_spiking"
     WEIGHTS_GROWING = "weights_growing"
+    WEIGHTS_SHRINKING = "weights_shrinking"
     WEIGHTS_NON_FINITE = "weights_non_finite"
+    VALIDATION_LOSS_RISING = "validation_loss_rising"
+    EVALUATION_GAP = "evaluation_gap"
+    RANKS_DIFFER = "ranks_differ"
     CAPTURE_FAULT = "capture_fault"
 
     @property
@@ -110,6 +147,7 @@ class SemanticEvent:
             where the first is what began the rest.
         threshold: What it was compared with.
         rank: Process rank in distributed training, 0 otherwise.
+        detail: What no number says: the operation, the shapes, the batch; empty where nothing.
     """
 
     event_id: int
@@ -124,6 +162,7 @@ class SemanticEvent:
     value: float
     threshold: float
     rank: int = 0
+    detail: str = ""
 
     @property
     def moment(self) -> tuple[int, int, int]:

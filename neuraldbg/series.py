@@ -14,15 +14,18 @@ class Kind(StrEnum):
 
     INPUT = "input"
     OUTPUT = "output"
+    OUTPUT_GRADIENT = "output_gradient"
     GRADIENT = "gradient"
     PARAMETER = "parameter"
     UPDATE = "update"
     LOSS = "loss"
     OPTIMIZER = "optimizer"
+    METRIC = "metric"
 
 
 STATISTICS: dict[str, str] = {
-    "value": "the number itself: loss (kind loss), learning rate (kind optimizer)",
+    "value": "the number itself: loss (kind loss), learning rate (kind optimizer), metric",
+    "count": "number of values (of the sample) that the statistics are of",
     "expected": "what an untrained model should score on this loss (kind loss)",
     "mean": "mean",
     "std": "standard deviation",
@@ -51,11 +54,14 @@ FLAGS: dict[str, str] = {
     "trainable": "the layer's parameters require a gradient",
     "in_optimizer": "the layer's parameters are held by an optimizer that stepped",
     "target": "the row describes the target, not the model's input (kind input)",
+    "evaluation": "the row is of a pass without gradients or in eval mode",
 }
 """Columns that change the meaning of a number, float32 so that NaN can say 'not known'."""
 
 KEYS = ("step", "rank", "layer", "layer_index", "kind")
-COLUMNS = (*KEYS, *STATISTICS, *FLAGS)
+DETAIL = "detail"
+"""The one column of text: what no number says, such as an operation, shapes or a number format."""
+COLUMNS = (*KEYS, *STATISTICS, *FLAGS, DETAIL)
 
 _KINDS = pd.CategoricalDtype([kind.value for kind in Kind])
 
@@ -93,6 +99,9 @@ def build_series(columns: Mapping[str, np.ndarray | Sequence[object]]) -> pd.Dat
             if given is None
             else np.asarray(given, dtype=np.float32)
         )
+    detail = columns.get(DETAIL)
+    given_detail = [None] * rows if detail is None else detail
+    data[DETAIL] = pd.Categorical(np.asarray(given_detail, dtype=object))
     return pd.DataFrame(data)
 
 

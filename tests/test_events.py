@@ -70,7 +70,7 @@ def test_the_table_has_the_columns_of_the_contract_also_when_empty() -> None:
     assert list(build_event_table([]).columns) == list(EVENT_COLUMNS)
     assert list(EVENT_COLUMNS) == [
         "event_id", "event_type", "layer", "layer_index", "step_start", "step_end", "from_state",
-        "to_state", "severity", "value", "threshold", "rank",
+        "to_state", "severity", "value", "threshold", "rank", "detail",
     ]  # fmt: skip
 
 

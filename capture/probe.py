@@ -1,0 +1,236 @@
+"""The probe: one kind of evidence, gathered along the steps of a run.
+
+The recorder follows the loop and says where a step stands; each probe looks at what it needs
+there and leaves rows of the series. A new kind of evidence is a file in `probes/` and an entry in
+`PROBES`; the recorder does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+from torch.optim import Optimizer
+
+from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.layers import Layer
+from neuraldbg.capture.run_log import Block
+from neuraldbg.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from neuraldbg.capture.loss_anatomy import Node
+
+Facts = Mapping[str, float | str]
+"""Columns of a single row: numbers by statistic or flag, text for ``detail``."""
+
+
+class RunView(Protocol):
+    """What a probe may see of the run it is part of.
+
+    Attributes:
+        models: The watched models.
+        thresholds: Limits.
+        guard: Runs callbacks that a probe registers itself, so that they cannot raise.
+        layers: The watched layers.
+        layers_with_parameters: Those that own parameters.
+        watched_parameters: All of these parameters.
+        armed: Whether the step now running is captured.
+        producers: The `grad_fn` of each sampled output of the pass now running, with its layer.
+        batch: The raw tensors that entered the models in the pass now running.
+        saved_tensors_are_packed: Whether saved values must not be read (checkpointing).
+    """
+
+    models: tuple[nn.Module, ...]
+    thresholds: Thresholds
+    guard: Guard
+
+    @property
+    def layers(self) -> Sequence[Layer]: ...  # noqa: D102
+    @property
+    def layers_with_parameters(self) -> Sequence[Layer]: ...  # noqa: D102
+    @property
+    def watched_parameters(self) -> set[Parameter]: ...  # noqa: D102
+    @property
+    def armed(self) -> bool: ...  # noqa: D102
+    @property
+    def producers(self) -> Mapping[Node, Layer]: ...  # noqa: D102
+    @property
+    def batch(self) -> Mapping[Layer, Tensor]: ...  # noqa: D102
+    @property
+    def saved_tensors_are_packed(self) -> bool: ...  # noqa: D102
+
+    def current_step(self) -> int:
+        """The step that the pass now running belongs to."""
+
+    def skip_step(self, optimizer: Optimizer) -> None:
+        """Close the step now running as one that an optimizer was kept from applying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Rows that can be made once some tensors are on the host.
+
+    On the CPU that is at once; on an accelerator all tensors of a captured step leave in one
+    asynchronous copy, and the rows are made later, in order.
+
+    Attributes:
+        make: Makes the rows from the tensors, given as float32 arrays of the tensors' shapes.
+        tensors: Detached tensors that are not written to again.
+    """
+
+    make: Callable[[list[np.ndarray]], Iterable[Block]]
+    tensors: Sequence[Tensor] = field(default_factory=tuple)
+
+    def now(self) -> list[Block]:
+        """The rows, at once: waits for the device where the tensors are on one."""
+        return list(self.make([_to_array(tensor) for tensor in self.tensors]))
+
+
+def _to_array(tensor: Tensor) -> np.ndarray:
+    return np.asarray(tensor.detach().to("cpu", torch.float32).numpy())
+
+
+class Probe:
+    """Base of all probes: every method may be left as it is, and those are never called.
+
+    A probe lives as long as its run. None of its methods may change what it is shown, draw random
+    numbers, or make an accelerator wait: keep detached tensors and hand them out by `frame`.
+
+    Attributes:
+        every_step: Whether the methods are called at every step, or (default) at captured ones.
+    """
+
+    every_step: ClassVar[bool] = False
+
+    def __init__(self, run: RunView) -> None:
+        self.run = run
+
+    def attach(self) -> None:
+        """The run begins, or begins again."""
+
+    def detach(self) -> None:
+        """The run ends: undo all that `attach` did and let go of the model's tensors."""
+
+    def on_forward(self, layer: Layer, args: Any, output: Any) -> None:
+        """A watched layer was called in training, in a pass that is captured."""
+
+    def on_evaluation(self, layer: Layer, args: Any, output: Any) -> None:
+        """A watched layer was called without gradients; between passes only the first layers."""
+
+    def before_backward(self, roots: Sequence[Tensor]) -> None:
+        """A backward pass of the watched models begins; the graph is intact."""
+
+    def after_backward(self) -> None:
+        """It ended, or failed."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer that holds watched parameters is about to step."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """It stepped."""
+
+    def frame(self) -> Iterable[Deferred]:
+        """Rows about the captured step that now ends, each layer and kind in one of them."""
+        return ()
+
+    def loss_facts(self) -> Facts:
+        """Columns of the row (kind loss) of the step that now ends."""
+        return {}
+
+    def optimizer_facts(self, optimizer: Optimizer | None) -> Facts:  # noqa: ARG002
+        """Columns of the row (kind optimizer) of the step that now ends."""
+        return {}
+
+
+class Probes:
+    """All probes of a run, called only where they have something to do."""
+
+    def __init__(self, kinds: Sequence[type[Probe]], run: RunView) -> None:
+        self._run = run
+        self.probes = [kind(run) for kind in kinds]
+        self._calls = {name: self._guarded(name) for name in _CALLBACKS}
+        self._frames = self._guarded("frame", lambda found, rows: found.extend(rows))
+        self._facts = {
+            name: self._guarded(name, lambda found, facts: found.update(facts))
+            for name in ("loss_facts", "optimizer_facts")
+        }
+
+    def _guarded(
+        self, name: str, gather: Callable[[Any, Any], None] | None = None
+    ) -> list[tuple[bool, Callable[..., None]]]:
+        """The methods of a name that probes implement, unable to raise.
+
+        Args:
+            name: Of the method.
+            gather: Adds what a method returns to the collection that is given as first argument;
+                None for methods that return nothing.
+        """
+        found = []
+        for probe in self.probes:
+            if getattr(type(probe), name) is not getattr(Probe, name):
+                method = getattr(probe, name)
+                callback = method if gather is None else _gathering(method, gather)
+                guarded = self._run.guard.wrap(callback, f"{type(probe).__name__}.{name}")
+                found.append((probe.every_step, guarded))
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether any probe implements a callback."""
+        return bool(self._calls[name])
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call all probes that implement a callback and are due."""
+        armed = self._run.armed
+        for every_step, callback in self._calls[name]:
+            if armed or every_step:
+                callback(*args)
+
+    def attach(self) -> None:
+        """Tell all that the run begins."""
+        for _, callback in self._calls["attach"]:
+            callback()
+
+    def detach(self) -> None:
+        """Tell all that the run ends."""
+        for _, callback in self._calls["detach"]:
+            callback()
+
+    def frame(self) -> list[Deferred]:
+        """What all have to say about the captured step that now ends."""
+        found: list[Deferred] = []
+        for _, callback in self._frames:
+            callback(found)
+        return found
+
+    def loss_facts(self) -> dict[str, float | str]:
+        """The columns that all give to the loss's row."""
+        return self._gather_facts("loss_facts")
+
+    def optimizer_facts(self, optimizer: Optimizer | None) -> dict[str, float | str]:
+        """The columns that all give to the optimizer's row."""
+        return self._gather_facts("optimizer_facts", optimizer)
+
+    def _gather_facts(self, name: str, *args: Any) -> dict[str, float | str]:
+        found: dict[str, float | str] = {}
+        armed = self._run.armed
+        for every_step, callback in self._facts[name]:
+            if armed or every_step:
+                callback(found, *args)
+        return found
+
+
+_CALLBACKS = (
+    "attach", "detach", "on_forward", "on_evaluation", "before_backward", "after_backward",
+    "before_step", "after_step",
+)  # fmt: skip
+
+
+def _gathering(
+    method: Callable[..., Any], gather: Callable[[Any, Any], None]
+) -> Callable[..., None]:
+    return lambda found, *args: gather(found, method(*args))
