@@ -5,9 +5,11 @@ if __name__ == "capture":
         "this folder is the package neuraldbg.capture: import neuraldbg.capture, not capture"
     )
 
+from neuraldbg.capture.budget import Budget
+from neuraldbg.capture.cost import Cost
 from neuraldbg.capture.event_detection import detect_events
 from neuraldbg.capture.guard import CaptureFaultWarning
 from neuraldbg.capture.recorder import Recorder
 from neuraldbg.capture.schedule import Schedule
 
-__all__ = ["CaptureFaultWarning", "Recorder", "Schedule", "detect_events"]
+__all__ = ["Budget", "CaptureFaultWarning", "Cost", "Recorder", "Schedule", "detect_events"]

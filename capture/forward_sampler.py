@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from neuraldbg.capture.activation_health import Activation, UnitHistories
+from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.first_tensor import first_tensor
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
-from neuraldbg.capture.probe import Probes
-from neuraldbg.capture.sampling import Key, SampleBuffer
-from neuraldbg.capture.statistics import (
-    Columns,
-    feature_spread,
-    summarise,
-)
+from neuraldbg.capture.probe import Deferred, Probes
+from neuraldbg.capture.sampling import Key, SampleBuffer, Samples
+from neuraldbg.capture.statistics import feature_spread, summarise
+from neuraldbg.series import Kind
 
 
 class LayerHook:
@@ -230,16 +228,17 @@ class ForwardSampler:
             self._buffer.copy((layer, "activation"), activation.result, axis)
             self._bounds[layer] = activation.bounds
 
-    def collect(self) -> tuple[list[Layer], Columns, list[Layer], Columns]:
-        """Statistics of what was sampled since the last call: outputs, then inputs.
-
-        Returns:
-            The layers of the output rows, their columns, the layers of the input rows and theirs.
-        """
-        samples = self._buffer.drain()
+    def collect(self, step: int) -> Deferred:
+        """Rows about what was sampled since the last call: outputs and inputs."""
+        snapshot = self._buffer.drain()
         self._sampled.clear()
         if self._numbered < len(self._order):
             self._renumber()
+        return Deferred(
+            lambda arrays: self._blocks(step, snapshot.samples(arrays[0])), (snapshot.values,)
+        )
+
+    def _blocks(self, step: int, samples: Samples) -> list[Block]:
         summary = summarise(samples)
         position = {key: row for row, key in enumerate(samples.keys)}
         outputs = [k for k in samples.keys if k[1] == "output"]
@@ -258,7 +257,11 @@ class ForwardSampler:
         input_columns["feature_spread"] = np.array(
             [feature_spread(samples.matrix(row)) for row in input_rows]
         )
-        return layers, columns, [key[0] for key in inputs], input_columns
+        input_columns["target"] = np.zeros(len(inputs))
+        return [
+            Block(step, Kind.OUTPUT, layers, columns),
+            Block(step, Kind.INPUT, [key[0] for key in inputs], input_columns),
+        ]
 
     def _activations(self, layers: list[Layer], position: dict[Key, int]) -> list[Activation]:
         """What of the samples is an activation: a layer's own output, or a function's after it."""

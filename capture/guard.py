@@ -1,9 +1,10 @@
-"""Keeping the watcher's own faults out of the training it watches."""
+"""Keeping the watcher's own faults out of the training it watches, and counting its time."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -24,12 +25,30 @@ class CaptureFaultWarning(UserWarning):
 class Guard:
     """Runs callbacks inside a user's training loop so that nothing they raise gets out.
 
-    Each fault is recorded with its step; the first one also becomes a warning.
+    Each fault is recorded with its step; the first one also becomes a warning. The time spent in
+    all callbacks is counted.
+
+    Attributes:
+        faults: As (step, message).
+        current_step: Gives the step to record a fault with.
     """
 
     faults: list[tuple[int, str]] = field(default_factory=list)
     current_step: Callable[[], int] = lambda: 0
     _failures: dict[str, int] = field(default_factory=dict)
+    _spent: float = 0.0
+    _depth: int = 0
+    _entered: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time spent inside callbacks so far, that of one now running included."""
+        return self._spent + (time.perf_counter() - self._entered if self._depth else 0.0)
+
+    @property
+    def given_up(self) -> list[str]:
+        """Places that failed so often that they are no longer called."""
+        return [place for place, count in self._failures.items() if count >= MAX_FAULTS]
 
     def wrap(self, callback: Callable[P, None], place: str = "") -> Callable[P, None]:
         """The callback, unable to raise.
@@ -52,11 +71,18 @@ class Guard:
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
             if self._failures.get(place, 0) >= MAX_FAULTS:
                 return
+            if not self._depth:  # callbacks inside callbacks count once
+                self._entered = time.perf_counter()
+            self._depth += 1
             try:
                 callback(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not get out
                 self._failures[place] = self._failures.get(place, 0) + 1
                 self._record(error)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self._spent += time.perf_counter() - self._entered
 
         return guarded
 

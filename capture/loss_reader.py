@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.forward_sampler import ForwardSampler
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_anatomy import find_functional_activations, read_loss_head
 from neuraldbg.capture.parameter_sampler import norms
-from neuraldbg.capture.run_log import Block
 from neuraldbg.capture.statistics import Columns
 from neuraldbg.series import Kind
 
@@ -104,7 +104,7 @@ class LossReader:
         broken = [
             layer
             for layer in layers
-            if not np.isfinite(norms([p.detach() for p in layer.parameters])).all()
+            if not norms([p.detach() for p in layer.parameters]).isfinite().all()
         ]
         if broken:  # by the step before, or they came so
             columns = {"nonfinite_fraction": np.ones(len(broken))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from neuraldbg.capture.layers import Layer
-from neuraldbg.capture.sampling import SAMPLE_SIZE, SampleBuffer, Samples
+from neuraldbg.capture.sampling import SAMPLE_SIZE, SampleBuffer, Samples, Snapshot
 from neuraldbg.capture.statistics import (
     Columns,
     cosines,
@@ -24,25 +24,39 @@ _SURELY_DISTINCT = 0.1
 """Spread of a layer's units beyond which they are not watched any more for being copies."""
 
 
-def norms(tensors: Sequence[Tensor]) -> np.ndarray:
+def norms(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norms of tensors, computed in float32 by as few kernels as devices allow.
 
     Sparse tensors count with the values they hold.
+
+    Args:
+        tensors: Of any shapes and formats.
+
+    Returns:
+        Shape (tensors,), float32, on the first tensor's device.
 
     Example:
         >>> norms([torch.tensor([3.0, 4.0]), torch.ones(4, dtype=torch.float16)]).tolist()
         [5.0, 2.0]
     """
     dense = [t.coalesce().values() if t.layout is torch.sparse_coo else t for t in tensors]
-    result = np.zeros(len(dense))
+    if not dense:
+        return torch.zeros(0)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for position, tensor in enumerate(dense):
         groups.setdefault((tensor.device, tensor.dtype), []).append(position)
+    found: list[Tensor] = [dense[0]] * len(dense)
     for (_, dtype), positions in groups.items():
         wide = torch.float64 if dtype is torch.float64 else torch.float32
-        found = torch._foreach_norm([dense[p] for p in positions], 2, dtype=wide)
-        result[positions] = torch.stack(found).tolist()
-    return result
+        for position, norm in zip(
+            positions,
+            torch._foreach_norm([dense[p] for p in positions], 2, dtype=wide),
+            strict=True,
+        ):
+            found[position] = norm
+    if len(groups) > 1:
+        found = [norm.to(dense[0].device, torch.float32, non_blocking=True) for norm in found]
+    return torch.stack(found).detach()
 
 
 @dataclass(eq=False)
@@ -57,7 +71,7 @@ class ParameterSampler:
     """
 
     layers: list[Layer]
-    _before: Samples | None = None
+    _before: Snapshot | None = None
     _last_step: int = -2
 
     def __post_init__(self) -> None:
@@ -70,7 +84,7 @@ class ParameterSampler:
         self._maybe_copies = [row for row, layer in enumerate(self.layers) if layer.has_units]
         self._fan_in = np.array([layer.fan_in for layer in self.layers])
 
-    def _sample_weights(self) -> Samples:
+    def _sample_weights(self) -> Snapshot:
         """Samples of shape (inputs..., units) of each layer's weight, by views that last."""
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers != self._pointers:
@@ -88,45 +102,66 @@ class ParameterSampler:
 
     def read_weights_before(self) -> None:
         """Sample the weights as they are before an update."""
-        self._before = self._sample_weights()
+        self._before = self._sample_weights().kept()
 
     @property
     def has_weights_before(self) -> bool:
         """Whether the weights before the update now under way have been read."""
         return self._before is not None
 
-    def read_gradients(self, step: int, paired: bool) -> Columns:
-        """Gradient columns of all layers; NaN where a layer has no gradient.
+    def read_gradients(
+        self, step: int, paired: bool
+    ) -> tuple[list[Tensor], Callable[[list[np.ndarray]], Columns]]:
+        """Copy what the gradient columns of all layers are made of.
 
         Args:
             step: The step they belong to: the cosine is taken with the step just before only.
             paired: Whether the step before or after is captured too; if not, there is no cosine.
+
+        Returns:
+            Tensors, and what makes the columns of them once they are on the host: NaN where a
+            layer has no gradient.
         """
-        columns = {
-            name: np.full(len(self.layers), np.nan)
-            for name in ("norm", "rms", "cosine", "nonfinite_fraction")
-        }
         owned = [
             (position, p.grad)
             for position, layer in enumerate(self.layers)
             for p in layer.parameters
             if p.grad is not None
         ]
-        if owned:
-            square = np.zeros(len(self.layers))
-            size = np.zeros(len(self.layers))
-            positions = [position for position, _ in owned]
-            np.add.at(square, positions, norms([gradient for _, gradient in owned]) ** 2)
-            np.add.at(size, positions, [gradient.numel() for _, gradient in owned])
-            present = size > 0
-            columns["norm"][present] = np.sqrt(square[present])
-            columns["rms"][present] = np.sqrt(square[present] / size[present])
-            columns["nonfinite_fraction"][present] = ~np.isfinite(square[present])
-        if paired:
-            columns["cosine"] = self._cosines(step)
-        return columns
+        positions = [position for position, _ in owned]
+        sizes = [gradient.numel() for _, gradient in owned]
+        tensors = [norms([gradient for _, gradient in owned])]
+        rows, snapshot = self._sample_gradients() if paired else ([], None)
+        if snapshot is not None:
+            tensors.append(snapshot.values)
 
-    def _cosines(self, step: int) -> np.ndarray:
+        def columns(arrays: list[np.ndarray]) -> Columns:
+            found = self._gradient_columns(positions, sizes, arrays[0])
+            if snapshot is not None:
+                found["cosine"] = self._cosines(step, rows, snapshot.samples(arrays[1]))
+            return found
+
+        return tensors, columns
+
+    def _gradient_columns(
+        self, positions: list[int], sizes: list[int], norm: np.ndarray
+    ) -> Columns:
+        """Columns of each layer from the norms of its parameters' gradients."""
+        count = len(self.layers)
+        square, size = np.zeros(count), np.zeros(count)
+        np.add.at(square, positions, norm.astype(np.float64) ** 2)
+        np.add.at(size, positions, sizes)
+        present = size > 0
+        square[~present] = np.nan
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                "norm": np.sqrt(square),
+                "rms": np.sqrt(square / size),
+                "cosine": np.full(count, np.nan),
+                "nonfinite_fraction": np.where(present, ~np.isfinite(square), np.nan),
+            }
+
+    def _sample_gradients(self) -> tuple[list[int], Snapshot]:
         rows, views = [], []
         for row, (layer, weight) in enumerate(zip(self.layers, self._weights, strict=True)):
             gradient = weight.grad
@@ -134,19 +169,42 @@ class ParameterSampler:
                 rows.append(row)
                 views.append(self._place(self._gradient_buffer, layer, gradient))
         _copy_all(views)
+        return rows, self._gradient_buffer.drain()
+
+    def _cosines(self, step: int, rows: list[int], samples: Samples) -> np.ndarray:
+        """Cosine of each layer's gradient with that of the step before, NaN if not known."""
         current = np.zeros_like(self._last_gradients)
         if rows:
-            current[rows] = self._gradient_buffer.drain().values
+            current[rows] = samples.values
         previous, follows = self._last_gradients, step == self._last_step + 1
         self._last_gradients, self._last_step = current, step
         return cosines(current, previous) if follows else np.full(len(self.layers), np.nan)
 
-    def read_weights_after(self) -> tuple[Columns, Columns]:
-        """Parameter columns (as before the update) and update columns of all layers."""
+    def read_weights_after(
+        self,
+    ) -> tuple[list[Tensor], Callable[[list[np.ndarray]], tuple[Columns, Columns]]]:
+        """Copy the weights on both sides of the update.
+
+        Returns:
+            Tensors, and what makes of them, once they are on the host, the parameter columns (as
+            before the update) and the update columns of all layers.
+        """
         before = self._before
         assert before is not None
         self._before = None
         after = self._sample_weights()
+        trainable = np.array([float(weight.requires_grad) for weight in self._weights])
+
+        def columns(arrays: list[np.ndarray]) -> tuple[Columns, Columns]:
+            weight, update = self._weight_columns(
+                before.samples(arrays[0]), after.samples(arrays[1])
+            )
+            weight["trainable"] = trainable
+            return weight, update
+
+        return [before.values, after.values], columns
+
+    def _weight_columns(self, before: Samples, after: Samples) -> tuple[Columns, Columns]:
         columns = summarise(before)
         change = root_mean_squares(Samples(after.keys, after.values - before.values, after.shapes))
         # Weights near zero would make any update look huge: measure it against the scale of
@@ -158,7 +216,6 @@ class ParameterSampler:
             columns["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
         columns["gain"] = columns["rms"] * np.sqrt(self._fan_in)
         columns["unit_spread"] = self._unit_spreads(before)
-        columns["trainable"] = np.array([float(weight.requires_grad) for weight in self._weights])
         return columns, {"rms": change, "ratio": ratio}
 
     def _unit_spreads(self, weights: Samples) -> np.ndarray:
@@ -175,7 +232,7 @@ class ParameterSampler:
         present = [p for p in parameters if p.grad is not None]
         if not present:
             return set(parameters)
-        zero = norms([p.grad for p in present if p.grad is not None]) == 0
+        zero = (norms([p.grad for p in present if p.grad is not None]) == 0).tolist()
         return set(parameters).difference(p for p, z in zip(present, zero, strict=True) if not z)
 
 

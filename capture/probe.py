@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
+from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
-from neuraldbg.capture.run_log import Block
 from neuraldbg.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class RunView(Protocol):
     def current_step(self) -> int:
         """The step that the pass now running belongs to."""
 
+    def log_rows(self, blocks: Sequence[Block]) -> None:
+        """Log rows that belong to no captured step, with steps of their own."""
+
     def skip_step(self, optimizer: Optimizer) -> None:
         """Close the step now running as one that an optimizer was kept from applying."""
 
@@ -85,6 +88,11 @@ class Deferred:
 
     make: Callable[[list[np.ndarray]], Iterable[Block]]
     tensors: Sequence[Tensor] = field(default_factory=tuple)
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> Deferred:
+        """Rows that are made already."""
+        return cls(lambda _: blocks)
 
     def now(self) -> list[Block]:
         """The rows, at once: waits for the device where the tensors are on one."""

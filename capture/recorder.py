@@ -8,10 +8,10 @@ statistics of all that at once. A loop without an optimizer is followed by its b
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
@@ -19,7 +19,13 @@ from torch.nn.parameter import UninitializedParameter as Uninitialized
 from torch.optim import Optimizer
 
 from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
+from neuraldbg.capture.blocks import Block
+from neuraldbg.capture.budget import Budget
+from neuraldbg.capture.cost import Cost
+from neuraldbg.capture.event_detection import detect_events
+from neuraldbg.capture.event_ledger import EventLedger
 from neuraldbg.capture.forward_sampler import ForwardSampler
+from neuraldbg.capture.gradient_norm import gradient_norm
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer, find_layers
 from neuraldbg.capture.loss_anatomy import Node, reaches
@@ -31,13 +37,14 @@ from neuraldbg.capture.optimizer_watch import (
     parameters_of,
     watch_optimizers,
 )
-from neuraldbg.capture.parameter_sampler import ParameterSampler
-from neuraldbg.capture.probe import Probes
+from neuraldbg.capture.parameter_rows import ParameterRows
+from neuraldbg.capture.probe import Deferred, Probes
 from neuraldbg.capture.probes import PROBES
-from neuraldbg.capture.run_log import Block, Pulse, RunLog
+from neuraldbg.capture.run_log import Pulse, RunLog
 from neuraldbg.capture.schedule import Schedule
-from neuraldbg.capture.statistics import Columns
-from neuraldbg.series import Kind
+from neuraldbg.capture.transfer import Transfers
+from neuraldbg.capture.trip import Trip
+from neuraldbg.event_table import build_event_table, events_from_table
 from neuraldbg.thresholds import Thresholds
 
 _MOST_MICRO_BATCHES = 64
@@ -50,7 +57,9 @@ class _Pending:
 
     losses: list[Loss] = field(default_factory=list)
     expected: float = math.nan
-    blocks: list[Block] = field(default_factory=list)
+    rows: list[Deferred] = field(default_factory=list)
+    gradients: list[Deferred] = field(default_factory=list)
+    norm: float | Callable[[], float] = math.nan
 
 
 class Recorder:
@@ -58,8 +67,8 @@ class Recorder:
 
     Args:
         models: The models whose layers are watched.
-        thresholds: Limits; the recorder itself needs only `dead_samples`.
-        schedule: Which steps are captured.
+        thresholds: Limits at which statistics become events.
+        schedule: Which steps are captured: a fixed schedule, or a budget to keep within.
 
     Raises:
         TypeError: something given is not a module.
@@ -69,23 +78,30 @@ class Recorder:
         self,
         models: Sequence[nn.Module],
         thresholds: Thresholds | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Budget | None = None,
     ) -> None:
         self.thresholds = thresholds or Thresholds()
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or Budget()
         self.models = tuple(models)
         self.step = 0
         self.guard = Guard(current_step=lambda: self.step)
-        self.log = RunLog()
+        self.log = RunLog(before_thinning=self._enter_events)
+        self._ledger = EventLedger()
+        self._transfers = Transfers(self.log.add_frame)
+        self._trip = Trip()
         self._forward = ForwardSampler(self.guard, self.thresholds.dead_samples)
         self._losses = LossReader(self._forward)
         self._optimizers = OptimizerRegistry()
-        self._pending = _Pending()
         self.probes = Probes(PROBES, self)
+        self._pending = _Pending()
         self._depth = 0  # of backward passes inside one another
         self._foreign = False  # whether the backward pass now running is of other models
         self._resumed = False  # whether an earlier `with` left its record
         self._stops: list[Callable[[], None]] = []
+        self._captured_steps = 0
+        self._run_seconds = 0.0
+        self._entered = 0.0
+        self._step_began = (0.0, 0.0)  # by the clock, and by the guard's
         self.layers = find_layers(self.models)
         self._watch_parameters()
 
@@ -109,15 +125,21 @@ class Recorder:
             self._forward.detach,
             self.probes.detach,
         ]
+        self._entered = time.perf_counter()
+        self._step_began = (self._entered, self.guard.seconds)
 
     def detach(self) -> None:
         """Stop watching and let go of all that belongs to the model's graph."""
-        if self._stops and not self._optimizers and self._pending.losses:
+        if not self._stops:
+            return
+        if not self._optimizers and self._pending.losses:
             self.guard.wrap(self._close_step_without_optimizer)()
         for stop in self._stops:
             stop()
         self._stops.clear()
         self._pending = _Pending()
+        self.guard.wrap(self._transfers.settle)()
+        self._run_seconds += time.perf_counter() - self._entered
 
     @property
     def steps_seen(self) -> int:
@@ -127,7 +149,85 @@ class Recorder:
 
     def series(self) -> pd.DataFrame:
         """The series so far; see `neuraldbg.series`."""
+        self._transfers.settle()
         return self.log.series()
+
+    def events(self, series: pd.DataFrame) -> pd.DataFrame:
+        """The event table so far, of the series so far."""
+        found = detect_events(series, self.thresholds, self.guard.faults)
+        return build_event_table(self._ledger.merge(events_from_table(found)))
+
+    def _enter_events(self) -> None:
+        """Enter the spans that the log still shows in full, before it is thinned."""
+        found = events_from_table(detect_events(self.log.series(), self.thresholds))
+        self._ledger.enter(found, self.log.frames.items[-1][0].step)
+
+    @property
+    def cost(self) -> Cost:
+        """What capture has cost so far."""
+        run = self._run_seconds
+        if self._stops:
+            run += time.perf_counter() - self._entered
+        return Cost(
+            seconds=self.guard.seconds,
+            run_seconds=run,
+            steps=self.steps_seen,
+            captured_steps=self._captured_steps,
+            period=self.schedule.period_at(self.steps_seen),
+        )
+
+    # What probes see ----------------------------------------------------------------------------
+
+    @property
+    def layers_with_parameters(self) -> Sequence[Layer]:
+        """The watched layers that own parameters."""
+        return self._parameters.layers
+
+    @property
+    def watched_parameters(self) -> set[Parameter]:
+        """All parameters of the watched layers."""
+        return self._watched
+
+    @property
+    def armed(self) -> bool:
+        """Whether the step now running is captured."""
+        return self._forward.armed or bool(self._pending.rows or self._pending.gradients)
+
+    @property
+    def producers(self) -> Mapping[Node, Layer]:
+        """The `grad_fn` of each sampled output of the pass now running, with its layer."""
+        return self._forward.producers
+
+    @property
+    def batch(self) -> Mapping[Layer, Tensor]:
+        """The raw tensors that entered the models in the pass now running, by layer."""
+        return self._forward.batch
+
+    @property
+    def saved_tensors_are_packed(self) -> bool:
+        """Whether saved values must not be read, since that would run code of the model's."""
+        return self._forward.uses_saved_tensor_hooks
+
+    def current_step(self) -> int:
+        """The step that the pass now running belongs to."""
+        return self.step + self._optimizers.all_stepped
+
+    def log_rows(self, blocks: Sequence[Block]) -> None:
+        """Log rows that belong to no captured step, with steps of their own."""
+        self.log.add_rows(blocks)
+
+    def skip_step(self, optimizer: Optimizer) -> None:
+        """Close the step now running as one that an optimizer was kept from applying."""
+        record = self._record_of(optimizer)
+        if record is None:
+            return
+        self.step += self._optimizers.begins_step(record)
+        self._read_gradients(record)
+        if self.armed:
+            self._parameters.sampler.read_weights_before()
+        self._close_step(record, optimizer, applied=False)
+
+    # Layers and parameters ------------------------------------------------------------------------
 
     def _reached_by(self, root: Tensor) -> bool:
         """Whether a backward pass is of the watched models, as they are now."""
@@ -157,9 +257,8 @@ class Recorder:
         return True
 
     def _watch_parameters(self) -> None:
-        self._with_parameters = [layer for layer in self.layers if layer.parameters]
-        self._parameters = ParameterSampler(self._with_parameters)
-        self._watched: set[Parameter] = {p for layer in self.layers for p in layer.parameters}
+        self._parameters = ParameterRows(self.layers, self._optimizers)
+        self._watched = {p for layer in self.layers for p in layer.parameters}
 
     # Backward ---------------------------------------------------------------------------------
 
@@ -175,16 +274,18 @@ class Recorder:
         armed = self._forward.armed
         if armed:
             self._refresh_layers()
-        self._optimizers.note_backward(self._parameters.unset_gradients if armed else None)
+        self._optimizers.note_backward(self._parameters.sampler.unset_gradients if armed else None)
         value = self._losses.value(roots)
         self._pending.losses.append(value)
         if isinstance(value, float) and not math.isfinite(value) and roots:
-            self.log.findings += self._losses.inspect_non_finite(
-                roots[0], self.current_step(), self._with_parameters
+            self.log.add_rows(
+                self._losses.inspect_non_finite(
+                    roots[0], self.current_step(), self._parameters.layers
+                )
             )
         if armed and roots:
             self._pending.expected, blocks = self._losses.read_anatomy(roots[0], self.step)
-            self._pending.blocks += blocks
+            self._pending.rows.append(Deferred.of(blocks))
         self.probes.call("before_backward", roots)
 
     def _after_backward(self) -> None:
@@ -193,13 +294,14 @@ class Recorder:
             return
         self.probes.call("after_backward")
         self._forward.release()
-        if not self._optimizers and self._forward.armed:
-            self._pending.blocks += self._collect_forward()
-            self._pending.blocks.append(self._gradient_block(None))
-            self._parameters.read_weights_before()
-        if not self._optimizers:
-            # Should no optimizer ever step, the next forward pass belongs to the next step.
-            self._forward.arm(self.schedule.captures(self.step + 1))
+        if self._optimizers:
+            return
+        if self._forward.armed:
+            self._pending.rows.append(self._forward_rows())
+            self._parameters.sampler.read_weights_before()
+        self._read_gradients(None)
+        # Should no optimizer ever step, the next forward pass belongs to the next step.
+        self._arm(self.step + 1)
 
     # Optimizer step ---------------------------------------------------------------------------
 
@@ -209,28 +311,20 @@ class Recorder:
             return
         self.step += self._optimizers.begins_step(record)
         self.probes.call("before_step", optimizer)
-        if not self._capturing:
-            return
-        record.held = parameters_of(optimizer) & self._watched  # groups can be added at any time
         if not has_closure:
-            self._pending.blocks.append(self._gradient_block(record))
-        self._parameters.read_weights_before()
+            self._read_gradients(record)
+        if self.armed:
+            record.held = parameters_of(optimizer) & self._watched  # groups can grow at any time
+            self._parameters.sampler.read_weights_before()
 
     def _after_step(self, optimizer: Optimizer) -> None:
         record = self._optimizers.get(optimizer)
         if record is None:
             return
         self.probes.call("after_step", optimizer)
-        if self._capturing:
-            blocks = self._pending.blocks
-            if not any(block.kind is Kind.GRADIENT for block in blocks):
-                blocks.append(self._gradient_block(record))
-            blocks += self._collect_forward()
-            blocks += self._weight_blocks(record)
-            self._finish_frame(blocks)
-        self._pulse(record.number, learning_rate(optimizer), record, optimizer)
-        record.close_step()
-        self._arm(self.current_step())
+        if not self._pending.gradients:  # a closure made them inside the step
+            self._read_gradients(record)
+        self._close_step(record, optimizer)
 
     def _record_of(self, optimizer: Optimizer) -> OptimizerRecord | None:
         """The record of an optimizer that matters to the watched models, None for others."""
@@ -250,24 +344,11 @@ class Recorder:
         """Whether a backward pass since the last step has reached the watched parameters."""
         return bool(self._pending.losses) and any(p.grad is not None for p in self._watched)
 
-    def _concerned(self, record: OptimizerRecord | None) -> list[int]:
-        """Positions of the layers that a step concerns: all but those of other optimizers."""
-        if len(self._optimizers) <= 1:
-            return list(range(len(self._with_parameters)))
-        elsewhere = self._optimizers.held_by_others(record)
-        return [
-            position
-            for position, layer in enumerate(self._with_parameters)
-            if not all(p in elsewhere for p in layer.parameters)
-        ]
-
     # Steps without an optimizer -----------------------------------------------------------------
 
     def _close_step_without_optimizer(self) -> None:
         """A backward call begins and no optimizer ever stepped: the last call was a step."""
-        if self._pending.blocks:
-            self._finish_frame(self._pending.blocks + self._weight_blocks(None))
-        self._pulse(0, math.nan, None, None)
+        self._close_step(None, None)
         self.step += 1
 
     def _restart_with_optimizer(self) -> None:
@@ -279,133 +360,70 @@ class Recorder:
             self._pending.losses = [*before, *self._pending.losses]
             self.log.clear()
             self.step = 0
-        self._pending.blocks = [b for b in self._pending.blocks if b.kind is not Kind.GRADIENT]
+        self._pending.gradients.clear()
 
-    # Blocks -------------------------------------------------------------------------------------
+    # The end of a step ----------------------------------------------------------------------------
 
-    def _gradient_block(self, record: OptimizerRecord | None) -> Block:
-        neighbours = (self.step - 1, self.step + 1)
-        paired = any(self.schedule.captures(step) for step in neighbours if step >= 0)
-        columns = self._parameters.read_gradients(self.step, paired)
-        return self._block(Kind.GRADIENT, columns, self._concerned(record))
+    def _read_gradients(self, record: OptimizerRecord | None) -> None:
+        """Read the gradients as they are now: all statistics if captured, else their norm."""
+        if self.armed:
+            neighbours = (self.step - 1, self.step + 1)
+            paired = any(self._captures(step) for step in neighbours if step >= 0)
+            self._pending.gradients.append(
+                self._parameters.gradient_rows(self.step, record, paired)
+            )
+        held = record.held if record is not None else self._watched
+        self._pending.norm = gradient_norm(p.grad for p in held if p.grad is not None)
 
-    def _block(self, kind: Kind, columns: Columns, rows: list[int]) -> Block:
-        if len(rows) == len(self._with_parameters):
-            return Block(self.step, kind, self._with_parameters, columns)
-        layers = [self._with_parameters[row] for row in rows]
-        return Block(
-            self.step, kind, layers, {name: values[rows] for name, values in columns.items()}
-        )
-
-    def _collect_forward(self) -> list[Block]:
-        layers, columns, entries, inputs = self._forward.collect()
-        inputs["target"] = np.zeros(len(entries))
-        return [
-            Block(self.step, Kind.OUTPUT, layers, columns),
-            Block(self.step, Kind.INPUT, entries, inputs),
-        ]
-
-    def _weight_blocks(self, record: OptimizerRecord | None) -> list[Block]:
-        if not self._parameters.has_weights_before:
-            return []  # the layers were changed since
-        weight, update = self._parameters.read_weights_after()
-        held = self._optimizers.held()
-        weight["in_optimizer"] = np.array(
-            [
-                float(any(p in held for p in layer.parameters)) if record else math.nan
-                for layer in self._with_parameters
-            ]
-        )
-        rows = self._concerned(record)
-        return [
-            self._block(Kind.PARAMETER, weight, rows),
-            self._block(Kind.UPDATE, update, rows),
-        ]
-
-    def _finish_frame(self, blocks: list[Block]) -> None:
-        blocks += [block for deferred in self.probes.frame() for block in deferred.now()]
-        for block in blocks:
-            block.step = self.step
-        self.log.add_frame(blocks)
+    def _close_step(
+        self, record: OptimizerRecord | None, optimizer: Optimizer | None, applied: bool = True
+    ) -> None:
+        """Log the step that ends, learn what it cost, and decide about the next."""
+        captured = self.armed
+        if captured:
+            rows = self._pending.rows + self._pending.gradients
+            if record is not None:
+                rows.append(self._forward_rows())
+            rows += self._parameters.weight_rows(self.step, record)
+            self._transfers.send(self.step, rows + self.probes.frame())
+            self._captured_steps += 1
+        self._pulse(record, optimizer, applied)
+        if record is not None:
+            record.close_step()
+        now, spent = time.perf_counter(), self.guard.seconds
+        self.schedule.note_step(now - self._step_began[0], spent - self._step_began[1], captured)
+        self._step_began = (now, spent)
+        if record is not None:
+            self._arm(self.current_step())
 
     def _pulse(
-        self,
-        number: int,
-        rate: float,
-        record: OptimizerRecord | None,
-        optimizer: Optimizer | None,
-        applied: bool = True,
+        self, record: OptimizerRecord | None, optimizer: Optimizer | None, applied: bool
     ) -> None:
         pending, self._pending = self._pending, _Pending()
-        self.log.add_pulse(
-            Pulse(
-                step=self.step,
-                optimizer=number,
-                loss=mean_loss(pending.losses),
-                expected=pending.expected,
-                learning_rate=rate,
-                micro_batches=len(pending.losses),
-                gradient_kept=record.gradient_kept() if record else math.nan,
-                applied=applied,
-                loss_facts=self.probes.loss_facts(),
-                optimizer_facts=self.probes.optimizer_facts(optimizer),
-            )
+        loss = mean_loss(pending.losses)
+        pulse = Pulse(
+            step=self.step,
+            optimizer=record.number if record is not None else 0,
+            loss=loss,
+            norm=pending.norm,
+            learning_rate=learning_rate(optimizer) if optimizer is not None else math.nan,
+            micro_batches=len(pending.losses),
+            loss_facts={"expected": pending.expected, **self.probes.loss_facts()},
+            optimizer_facts={
+                "gradient_kept": record.gradient_kept() if record is not None else math.nan,
+                "step_applied": float(applied),
+                **self.probes.optimizer_facts(optimizer),
+            },
         )
+        self.log.add_pulse(pulse)
+        if not callable(loss) and not callable(pending.norm):
+            self._trip.note(self.step, loss, pending.norm)
 
-    @property
-    def _capturing(self) -> bool:
-        """Whether the step now running is captured."""
-        return self._forward.armed or bool(self._pending.blocks)
+    def _forward_rows(self) -> Deferred:
+        return self._forward.collect(self.step)
 
-    # What probes see ----------------------------------------------------------------------------
-
-    @property
-    def layers_with_parameters(self) -> Sequence[Layer]:
-        """The watched layers that own parameters."""
-        return self._with_parameters
-
-    @property
-    def watched_parameters(self) -> set[Parameter]:
-        """All parameters of the watched layers."""
-        return self._watched
-
-    @property
-    def armed(self) -> bool:
-        """Whether the step now running is captured."""
-        return self._capturing
-
-    @property
-    def producers(self) -> Mapping[Node, Layer]:
-        """The `grad_fn` of each sampled output of the pass now running, with its layer."""
-        return self._forward.producers
-
-    @property
-    def batch(self) -> Mapping[Layer, Tensor]:
-        """The raw tensors that entered the models in the pass now running, by layer."""
-        return self._forward.batch
-
-    @property
-    def saved_tensors_are_packed(self) -> bool:
-        """Whether saved values must not be read, since that would run code of the model's."""
-        return self._forward.uses_saved_tensor_hooks
-
-    def current_step(self) -> int:
-        """The step that the pass now running belongs to."""
-        return self.step + self._optimizers.all_stepped
-
-    def skip_step(self, optimizer: Optimizer) -> None:
-        """Close the step now running as one that an optimizer was kept from applying."""
-        record = self._record_of(optimizer)
-        if record is None:
-            return
-        self.step += self._optimizers.begins_step(record)
-        if self._capturing:
-            self._parameters.read_weights_before()
-            blocks = [*self._pending.blocks, self._gradient_block(record), *self._collect_forward()]
-            self._finish_frame(blocks + self._weight_blocks(record))
-        self._pulse(record.number, learning_rate(optimizer), record, optimizer, applied=False)
-        record.close_step()
-        self._arm(self.current_step())
+    def _captures(self, step: int) -> bool:
+        return self._trip.active(step) or self.schedule.captures(step)
 
     def _arm(self, step: int) -> None:
-        self._forward.arm(self.schedule.captures(step))
+        self._forward.arm(self._captures(step))

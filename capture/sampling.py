@@ -158,19 +158,51 @@ class SampleBuffer:
                 size = slot.rows * slot.units
                 slot.target = self._storage[slot.row, :size].view(slot.target.shape)
 
-    def drain(self, keep: bool = False) -> Samples:
-        """All samples copied since the last call, on the host.
+    def drain(self, keep: bool = False) -> Snapshot:
+        """All samples copied since the last call, where they lie.
 
         Args:
             keep: Whether the same keys are filled again without being placed again.
         """
         filled, self._filled = self._filled, (self._filled if keep else {})
-        if not filled or self._storage is None:
-            return Samples([], np.zeros((0, SAMPLE_SIZE), dtype=np.float32), [])
         rows = [slot.row for slot in filled.values()]
-        # Rows fill in order of first use, so one block holds them all; indexing copies it.
-        values = self._storage[: max(rows) + 1].cpu().numpy()[rows]
-        return Samples(list(filled), values, [(slot.rows, slot.units) for slot in filled.values()])
+        # Rows fill in order of first use, so one block holds them all.
+        values = (
+            torch.zeros(0, SAMPLE_SIZE)
+            if self._storage is None or not rows
+            else self._storage[: max(rows) + 1]
+        )
+        shapes = [(slot.rows, slot.units) for slot in filled.values()]
+        return Snapshot(list(filled), rows, shapes, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Samples of one step where they lie: a view of the buffer, valid until it is filled again.
+
+    Attributes:
+        keys: What each sample is of.
+        rows: Their rows in `values`.
+        shapes: (rows, units) of each sample.
+        values: Shape (rows of the buffer, `SAMPLE_SIZE`), on the buffer's device.
+    """
+
+    keys: list[Key]
+    rows: list[int]
+    shapes: list[tuple[int, int]]
+    values: Tensor
+
+    def kept(self) -> Snapshot:
+        """The same, in memory of its own."""
+        return Snapshot(self.keys, self.rows, self.shapes, self.values.clone())
+
+    def on_host(self) -> Samples:
+        """The samples, at once: waits for the device where they are on one."""
+        return self.samples(self.values.cpu().numpy())
+
+    def samples(self, values: np.ndarray) -> Samples:
+        """The samples, given `values` on the host; copies them."""
+        return Samples(self.keys, values[self.rows], self.shapes)
 
 
 @dataclass(slots=True)

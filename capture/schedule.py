@@ -40,9 +40,12 @@ class Schedule:
         """Whether this step's tensors are to be sampled."""
         if step < self.dense_steps:
             return True
-        return step % self.period(step) == 0
+        return step % self.period_at(step) == 0
 
-    def period(self, step: int) -> int:
+    def note_step(self, seconds: float, spent: float, captured: bool) -> None:
+        """Nothing: a fixed schedule does not depend on what steps cost."""
+
+    def period_at(self, step: int) -> int:
         """Distance between captured steps around this step."""
         current = 1
         for start, period in self.periods:

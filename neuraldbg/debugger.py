@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import pandas as pd
 
-from neuraldbg.capture import Recorder, Schedule, detect_events
+from neuraldbg.capture import Budget, Cost, Recorder, Schedule
 from neuraldbg.causal_chain import build_causal_graph, trace_causal_chain
 from neuraldbg.event_table import events_from_table
 from neuraldbg.events import EventType, SemanticEvent
@@ -35,11 +35,14 @@ class NeuralDbg:
     Args:
         models: One or several modules, or one tuple or list of them.
         thresholds: Limits at which statistics become events.
-        schedule: Which steps are captured.
+        overhead: Share of the bare step time that capture may take; it looks as often as that
+            allows.
+        schedule: Which steps are captured instead, whatever that costs.
         network: The Bayesian network to reason with; the shipped one if left out.
 
     Raises:
         TypeError: no module was given, or something that is none.
+        ValueError: the overhead is not above 0.
 
     Example:
         >>> import torch
@@ -59,11 +62,14 @@ class NeuralDbg:
         self,
         *models: nn.Module | Iterable[nn.Module],
         thresholds: Thresholds | None = None,
+        overhead: float = 0.02,
         schedule: Schedule | None = None,
         network: FailureNetwork | None = None,
     ) -> None:
         self.thresholds = thresholds or Thresholds()
-        self._recorder = Recorder(_modules(models), self.thresholds, schedule)
+        self._recorder = Recorder(
+            _modules(models), self.thresholds, schedule or Budget(overhead=overhead)
+        )
         self._network = network
         self._events: tuple[int, pd.DataFrame] | None = None
         self._series: tuple[int, pd.DataFrame] | None = None
@@ -93,14 +99,18 @@ class NeuralDbg:
         """The event table: one row per labelled span, in causal order."""
         version = self._recorder.log.version
         if self._events is None or self._events[0] != version:
-            found = detect_events(self.series, self.thresholds, self._recorder.guard.faults)
-            self._events = (version, found)
+            self._events = (version, self._recorder.events(self.series))
         return self._events[1]
 
     @property
     def faults(self) -> list[tuple[int, str]]:
         """Faults of NeuralDBG's own during the run, as (step, message); empty if all went well."""
         return list(self._recorder.guard.faults)
+
+    @property
+    def cost(self) -> Cost:
+        """What capture has cost so far, by its own clock."""
+        return self._recorder.cost
 
     def explain_failure(self) -> Explanations:
         """Ranked hypotheses about the run, most probable first, ``healthy`` and ``unknown`` too.

@@ -26,6 +26,9 @@ class Kind(StrEnum):
 STATISTICS: dict[str, str] = {
     "value": "the number itself: loss (kind loss), learning rate (kind optimizer), metric",
     "count": "number of values (of the sample) that the statistics are of",
+    "lowest": "least value of the main statistic (loss, rms, gradient norm) among the captured "
+    "steps that this row stands for",
+    "highest": "greatest value of it",
     "expected": "what an untrained model should score on this loss (kind loss)",
     "mean": "mean",
     "std": "standard deviation",

@@ -73,7 +73,7 @@ def test_summaries(parts):
 def test_summaries_of_half_precision(part):
     buffer = SampleBuffer()
     buffer.copy(("fc", "output"), torch.from_numpy(part), 1)
-    columns = summarise(buffer.drain())
+    columns = summarise(buffer.drain().on_host())
     expected = naive_summary(part)
     assert columns["rms"][0] == pytest.approx(expected["rms"], rel=1e-3, abs=1e-4)
     assert columns["zero_fraction"][0] == pytest.approx(expected["zero_fraction"])
@@ -81,7 +81,7 @@ def test_summaries_of_half_precision(part):
 
 
 def test_summaries_of_nothing():
-    for name, column in summarise(SampleBuffer().drain()).items():
+    for name, column in summarise(SampleBuffer().drain().on_host()).items():
         assert column.shape == (0,), name
     empty = summarise(samples_of(np.zeros((0, 3), np.float32)))
     assert empty["nonfinite_fraction"][0] == 0
@@ -281,7 +281,7 @@ def test_a_buffer_gives_back_what_was_copied(steps, capacity):
         for key, shape, axis in step:
             tensors[key] = torch.randn(shape) + number
             buffer.copy((key, "output"), tensors[key], axis)
-        drained = buffer.drain()
+        drained = buffer.drain().on_host()
         assert [key for key, _ in drained.keys] == [key for key, _, _ in step]
         for position, (key, _, axis) in enumerate(step):
             expected = strided_sample(tensors[key], axis).numpy()
@@ -296,7 +296,7 @@ def test_a_buffer_gives_back_what_was_copied(steps, capacity):
 def test_what_was_drained_is_not_overwritten_by_the_next_step():
     buffer = SampleBuffer()
     buffer.copy(("fc", "output"), torch.ones(2, 3), 1)
-    first = buffer.drain()
+    first = buffer.drain().on_host()
     buffer.copy(("fc", "output"), torch.zeros(2, 3), 1)
     buffer.drain()
     assert (first.matrix(0) == 1).all()
@@ -307,7 +307,7 @@ def test_a_kept_layout_is_filled_again_through_its_views():
     source = torch.ones(2, 3)
     target, view = buffer.place(("fc", "weight"), source, 0)
     target.copy_(view)
-    assert buffer.drain(keep=True).matrix(0).sum() == 6
+    assert buffer.drain(keep=True).on_host().matrix(0).sum() == 6
     source.mul_(2)
     target.copy_(view)
-    assert buffer.drain(keep=True).matrix(0).sum() == 12
+    assert buffer.drain(keep=True).on_host().matrix(0).sum() == 12
