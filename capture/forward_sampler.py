@@ -228,6 +228,12 @@ class ForwardSampler:
             self._buffer.copy((layer, "activation"), activation.result, axis)
             self._bounds[layer] = activation.bounds
 
+    def coverage(self) -> dict[tuple[str, str | None], str]:
+        """What could not be observed in forward passes, and why."""
+        if self.uses_saved_tensor_hooks:
+            return {("functional activations", None): "saved tensors are packed (checkpointing)"}
+        return {}
+
     def collect(self, step: int) -> Deferred:
         """Rows about what was sampled since the last call: outputs and inputs."""
         snapshot = self._buffer.drain()

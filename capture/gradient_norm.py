@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.parameter_sampler import norms
+
 VALUES_PER_TENSOR = 16_384
 """Consecutive values of each gradient that stand for it: a microsecond or two by BLAS."""
 
@@ -63,9 +65,7 @@ def _square(gradient: Tensor) -> float:
 
 
 def _on_device(gradients: list[Tensor], square: float) -> float | Callable[[], float]:
-    dense = [g.coalesce().values() if g.layout is torch.sparse_coo else g for g in gradients]
-    norms = torch._foreach_norm([g.detach() for g in dense], 2, dtype=torch.float32)
-    total = torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
+    total = norms(gradients).norm()
 
     def value() -> float:
         return math.sqrt(square + float(total) ** 2)

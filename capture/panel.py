@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from neuraldbg.series import Kind
+from neuraldbg.series import DETAIL, Kind
 
 
 class Panel:
@@ -61,6 +61,14 @@ class Panel:
             matrix = np.full((len(self.steps), len(self.layers)), np.nan)
             matrix[self._step_codes, self._layer_codes] = self._rows[column].to_numpy()
             self._matrices[column] = matrix
+        return matrix
+
+    @property
+    def details(self) -> np.ndarray:
+        """The column of text as a matrix of objects, None where a row says nothing."""
+        matrix = np.full((len(self.steps), len(self.layers)), None, dtype=object)
+        text = self._rows[DETAIL].astype(object)
+        matrix[self._step_codes, self._layer_codes] = text.where(text.notna(), None)
         return matrix
 
     def __len__(self) -> int:

@@ -150,6 +150,10 @@ class Probe:
         """Columns of the row (kind loss) of the step that now ends."""
         return {}
 
+    def coverage(self) -> Mapping[tuple[str, str | None], str]:
+        """What could not be observed and why, by (what, layer); layer None for the run."""
+        return {}
+
     def optimizer_facts(self, optimizer: Optimizer | None) -> Facts:  # noqa: ARG002
         """Columns of the row (kind optimizer) of the step that now ends."""
         return {}
@@ -163,6 +167,7 @@ class Probes:
         self.probes = [kind(run) for kind in kinds]
         self._calls = {name: self._guarded(name) for name in _CALLBACKS}
         self._frames = self._guarded("frame", lambda found, rows: found.extend(rows))
+        self._coverage = self._guarded("coverage", lambda found, seen: found.update(seen))
         self._facts = {
             name: self._guarded(name, lambda found, facts: found.update(facts))
             for name in ("loss_facts", "optimizer_facts")
@@ -212,6 +217,13 @@ class Probes:
         """What all have to say about the captured step that now ends."""
         found: list[Deferred] = []
         for _, callback in self._frames:
+            callback(found)
+        return found
+
+    def coverage(self) -> dict[tuple[str, str | None], str]:
+        """What no probe could observe, and why."""
+        found: dict[tuple[str, str | None], str] = {}
+        for _, callback in self._coverage:
             callback(found)
         return found
 

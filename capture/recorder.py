@@ -22,6 +22,7 @@ from neuraldbg.capture.backward_watch import BackwardWatcher, watch_backward
 from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.budget import Budget
 from neuraldbg.capture.cost import Cost
+from neuraldbg.capture.coverage import build_coverage
 from neuraldbg.capture.event_detection import detect_events
 from neuraldbg.capture.event_ledger import EventLedger
 from neuraldbg.capture.forward_sampler import ForwardSampler
@@ -161,6 +162,15 @@ class Recorder:
         """Enter the spans that the log still shows in full, before it is thinned."""
         found = events_from_table(detect_events(self.log.series(), self.thresholds))
         self._ledger.enter(found, self.log.frames.items[-1][0].step)
+
+    def coverage(self, series: pd.DataFrame) -> pd.DataFrame:
+        """What of the run was observed, of the series so far; see `build_coverage`."""
+        reasons = {**self._forward.coverage(), **self.probes.coverage()}
+        reasons |= {
+            (place, None): "gave up after failing again and again; see faults"
+            for place in self.guard.given_up
+        }
+        return build_coverage(series, self.layers, self.steps_seen, reasons)
 
     @property
     def cost(self) -> Cost:

@@ -108,6 +108,15 @@ class NeuralDbg:
         return list(self._recorder.guard.faults)
 
     @property
+    def coverage(self) -> pd.DataFrame:
+        """What of the run was observed, what was not, and why: one row for each.
+
+        Columns: ``what``, ``layer``, ``observed`` (number of steps), ``of`` (steps at which it
+        might have been), ``reason`` (empty where all was observed).
+        """
+        return self._recorder.coverage(self.series)
+
+    @property
     def cost(self) -> Cost:
         """What capture has cost so far, by its own clock."""
         return self._recorder.cost
