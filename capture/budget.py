@@ -92,7 +92,7 @@ class Budget:
         """
         self._spent += spent
         (self._captured if captured else self._light).add(seconds, spent)
-        if self._captured.spent:
+        if captured:
             self.period = self._fitting_period()
 
     def period_at(self, step: int) -> int:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from neuraldbg.capture.detectors import DETECTORS, detect_non_finite
+from neuraldbg.capture.detectors import (
+    DETECTORS,
+    detect_activation_near_overflow,
+    detect_epsilon_lost,
+    detect_non_finite,
+    detect_rank_departure,
+    detect_step_skipped,
+)
 from neuraldbg.capture.panel import Panels
+from neuraldbg.capture.rank_events import unite_ranks
 from neuraldbg.event_table import build_event_table
 from neuraldbg.events import EventType, SemanticEvent
+from neuraldbg.rank_merge import view_ranks
 from neuraldbg.series import Kind
 from neuraldbg.thresholds import Thresholds
 
@@ -21,8 +31,11 @@ def detect_events(
 ) -> pd.DataFrame:
     """All events of a series, in causal order.
 
+    With several ranks events are found in each one's view of the run (`view_ranks`), then united
+    (`unite_ranks`), and ranks that should be equal are compared (`detect_rank_departure`).
+
     Args:
-        series: The series table.
+        series: The series table, of one or several ranks.
         thresholds: Where statistics turn into events; the defaults if left out.
         faults: Faults of the capture itself, as (step, message), which become events too.
 
@@ -39,12 +52,31 @@ def detect_events(
         [['loss_flat', 'flat']]
     """
     limits = thresholds or Thresholds()
-    # Once values are not finite every other statistic is noise: what led there comes before.
-    finite = Panels(series[series["step"] < _first_non_finite_step(series)])
-    events = list(detect_non_finite(Panels(series), limits))
-    events += [event for detect in DETECTORS for event in detect(finite, limits)]
+    views = view_ranks(series)
+    found = {rank: _detect_in_view(view, rank, limits) for rank, view in views.items()}
+    if len(views) == 1:
+        events = next(iter(found.values()))
+    else:
+        lengths = {rank: int(view["step"].max()) + 1 for rank, view in views.items()}
+        end = min(_first_non_finite_step(view) for view in views.values())
+        finite = {rank: Panels(view[view["step"] < end]) for rank, view in views.items()}
+        events = [*unite_ranks(found, lengths), *detect_rank_departure(finite, limits)]
     events += [_fault_event(step, message) for step, message in faults]
     return build_event_table(events)
+
+
+def _detect_in_view(series: pd.DataFrame, rank: int, limits: Thresholds) -> list[SemanticEvent]:
+    """All events that one rank's view of the run shows."""
+    # Once values are not finite every other statistic is noise: what led there comes before.
+    finite = Panels(series[series["step"] < _first_non_finite_step(series)])
+    whole = Panels(series)
+    events = list(detect_non_finite(whole, limits))
+    for detect_in_whole in (
+        detect_activation_near_overflow, detect_epsilon_lost, detect_step_skipped,
+    ):  # fmt: skip
+        events += detect_in_whole(whole, limits)
+    events += [event for detect in DETECTORS for event in detect(finite, limits)]
+    return [replace(event, rank=rank) for event in events] if rank else events
 
 
 def _first_non_finite_step(series: pd.DataFrame) -> int:

@@ -14,9 +14,10 @@ from torch.utils.hooks import RemovableHandle
 from neuraldbg.capture.activation_health import Activation, UnitHistories
 from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.first_tensor import first_tensor
+from neuraldbg.capture.functional_activations import FunctionalActivation
+from neuraldbg.capture.graph_walk import Node
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer
-from neuraldbg.capture.loss_anatomy import FunctionalActivation, Node
 from neuraldbg.capture.probe import Deferred, Probes
 from neuraldbg.capture.sampling import Key, SampleBuffer, Samples
 from neuraldbg.capture.statistics import feature_spread, summarise
@@ -69,8 +70,10 @@ class ForwardSampler:
         batch: The raw tensors that entered the model in the pass now running, by layer.
         sentinels: Layers that open a pass or read the batch itself: they stay hooked when the
             others are not.
+        evaluated: Layers called without gradients or in eval mode since the last training pass.
         uses_saved_tensor_hooks: Whether saved values are packed (checkpointing, offloading), so
             that reading them would run code of the model's.
+        began: Whether a training pass has begun since the last backward pass.
     """
 
     guard: Guard
@@ -79,12 +82,16 @@ class ForwardSampler:
     producers: dict[Node, Layer] = field(default_factory=dict)
     batch: dict[Layer, Tensor] = field(default_factory=dict)
     sentinels: set[Layer] = field(default_factory=set)
+    evaluated: set[Layer] = field(default_factory=set)
     uses_saved_tensor_hooks: bool = False
+    began: bool = False
     _order: list[Layer] = field(default_factory=list)
     _numbered: int = 0
     _sampled: set[Layer] = field(default_factory=set)
     _previous: Layer | None = None
     _cut: bool = False
+    _all_hooked: bool = False
+    _sampled_evaluation: bool = False
     _buffer: SampleBuffer = field(default_factory=SampleBuffer)
     _bounds: dict[Layer, tuple[float, float] | None] = field(default_factory=dict)
     _histories: UnitHistories = field(init=False)
@@ -123,9 +130,15 @@ class ForwardSampler:
         self.armed = armed
         self._hook()
 
+    def hook_all(self, wanted: bool) -> None:
+        """Keep all layers hooked though no step is sampled, while an evaluation is looked at."""
+        if wanted != self._all_hooked:
+            self._all_hooked = wanted
+            self._hook()
+
     def _hook(self) -> None:
         for layer in self._layers:
-            wanted = self.armed or layer in self.sentinels or not self.sentinels
+            wanted = self.armed or self._all_hooked or layer in self.sentinels or not self.sentinels
             if wanted and layer not in self._handles and layer.module is not None:
                 hook = LayerHook(layer, self._callback)
                 self._handles[layer] = layer.module.register_forward_hook(hook)
@@ -137,20 +150,25 @@ class ForwardSampler:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-        self.armed = False
+        if self.evaluated:
+            self._end_evaluation(was_one=True)
+        self.armed = self._all_hooked = False
         self.release()
 
     def release(self) -> None:
         """Let go of the graph and the batch of the pass that ended."""
         self.producers.clear()
         self.batch.clear()
+        if self.evaluated:
+            self._end_evaluation(was_one=False)
+        self._sampled_evaluation = False
+        self.began = False
         self._previous = None
         self._cut = False
 
     def _on_forward(self, layer: Layer, args: Any, output: Any) -> None:
         assert self._probes is not None
-        if not torch.is_grad_enabled():
-            self._probes.call("on_evaluation", layer, args, output)
+        if self._is_evaluation(layer, args, output):
             return
         if not self.armed:
             self._note_batch(layer, args)
@@ -177,6 +195,31 @@ class ForwardSampler:
             self._buffer.copy((layer, "output"), tensor.detach(), axis)
         self._previous = layer
         self._probes.call("on_forward", layer, args, output)
+
+    def _is_evaluation(self, layer: Layer, args: Any, output: Any) -> bool:
+        """Whether a call is surely not of training; calls of evaluations are passed on."""
+        assert self._probes is not None
+        with_gradient = torch.is_grad_enabled()
+        if with_gradient and torch._C._current_graph_task_id() != -1:
+            return False  # a recompute of activation checkpointing
+        if not with_gradient or (layer.module is not None and not layer.module.training):
+            self.evaluated.add(layer)
+            self._probes.call_on_evaluation("on_evaluation", layer, args, output)
+            # With gradients it shows later what it was: when no backward pass follows.
+            self._sampled_evaluation |= self.armed and with_gradient
+            return not with_gradient
+        if layer in self.evaluated:
+            self._end_evaluation(was_one=True)
+            if self._sampled_evaluation:  # it would pass for a sample of the step
+                self._buffer.drain()
+                self._sampled.clear()
+                self.release()
+        return False
+
+    def _end_evaluation(self, was_one: bool) -> None:
+        assert self._probes is not None
+        self.evaluated.clear()
+        self._probes.call_on_evaluation("after_evaluation", was_one)
 
     def _renumber(self) -> None:
         """Number the layers in the order in which data flows.
@@ -213,6 +256,7 @@ class ForwardSampler:
             self._buffer.copy((layer, "input"), value, axis)
 
     def _note_batch(self, layer: Layer, args: Any) -> None:
+        self.began = True
         value = first_tensor(args)
         if value is not None and not value.requires_grad:
             self.batch[layer] = value

@@ -69,7 +69,7 @@ class Guard:
 
         @functools.wraps(callback)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-            if self._failures.get(place, 0) >= MAX_FAULTS:
+            if self._failures and self._failures.get(place, 0) >= MAX_FAULTS:
                 return
             if not self._depth:  # callbacks inside callbacks count once
                 self._entered = time.perf_counter()

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import Parameter, UninitializedParameter
+
+from neuraldbg.capture.local_shards import stored_parameters
 
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Threshold)
 """Activations whose exact zeros can be permanent."""
@@ -160,7 +163,8 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
     Watched are modules that own parameters and modules without children, save those whose output
     says nothing new (dropout, pooling, reshaping). A parameter that the outermost module owns is
     a layer under its own name. Shared modules and parameters are listed once. With several
-    models each name starts with the model's class (and its number, where classes repeat).
+    models each name starts with the model's class (and its number, where classes repeat). Of a
+    model in `DistributedDataParallel` the names are those of the model inside.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Dropout(), nn.Linear(3, 1))
@@ -172,18 +176,28 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
     layers: list[Layer] = []
     seen_modules: set[nn.Module] = set()
     seen_parameters: set[Parameter] = set()
+    models = [_unwrapped(model) for model in models]
+    stored = stored_parameters(models)
     for prefix, model in zip(_prefixes(models), models, strict=True):
         for name, module in model.named_modules():
             if module in seen_modules:
                 continue
             seen_modules.add(module)
             for layer in _layers_of(module, ".".join(filter(None, (prefix, name))), name == ""):
-                layer.parameters = [p for p in layer.parameters if p not in seen_parameters]
+                own = [stored.get(p, p) for p in layer.parameters]
+                layer.parameters = [p for p in own if p not in seen_parameters]
                 seen_parameters.update(layer.parameters)
                 layers.append(layer)
     for index, layer in enumerate(layers):
         layer.index = index
     return layers
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model that a data-parallel wrapper holds."""
+    while isinstance(model, (DataParallel, DistributedDataParallel)):
+        model = model.module
+    return model
 
 
 def _layers_of(module: nn.Module, name: str, is_root: bool) -> Iterator[Layer]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -84,8 +85,15 @@ def parameters_of(optimizer: Optimizer) -> set[Parameter]:
 
 def learning_rate(optimizer: Optimizer) -> float:
     """The largest learning rate among an optimizer's groups, NaN where groups name none."""
-    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    rates = [_on_host(group["lr"]) for group in optimizer.param_groups if "lr" in group]
     return max(rates, default=float("nan"))
+
+
+def _on_host(rate: Any) -> float:
+    """A rate as a number, NaN where reading it would make a device wait."""
+    if isinstance(rate, Tensor) and not rate.is_cpu:
+        return float("nan")
+    return float(rate)
 
 
 class OptimizerRegistry:

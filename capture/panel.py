@@ -17,6 +17,7 @@ class Panel:
         series: The series table.
         kind: Which rows to take.
         target: For inputs: the targets rather than the inputs.
+        evaluation: Rows of evaluations rather than of training.
 
     Attributes:
         steps: The captured steps, ascending.
@@ -32,8 +33,15 @@ class Panel:
         ([0, 2], ['fc'], [[1.0], [3.0]])
     """
 
-    def __init__(self, series: pd.DataFrame, kind: Kind, target: bool = False) -> None:
+    def __init__(
+        self,
+        series: pd.DataFrame,
+        kind: Kind,
+        target: bool = False,
+        evaluation: bool = False,
+    ) -> None:
         chosen = series["kind"] == kind.value
+        chosen &= series["evaluation"].fillna(0.0) == float(evaluation)
         if kind is Kind.INPUT:
             chosen &= series["target"].fillna(0.0) == float(target)
         self._rows = series[chosen]
@@ -80,11 +88,12 @@ class Panels:
 
     def __init__(self, series: pd.DataFrame) -> None:
         self._series = series
-        self._panels: dict[tuple[Kind, bool], Panel] = {}
+        self._panels: dict[tuple[Kind, bool, bool], Panel] = {}
 
-    def of(self, kind: Kind, target: bool = False) -> Panel:
+    def of(self, kind: Kind, target: bool = False, evaluation: bool = False) -> Panel:
         """The panel of a kind; see `Panel`."""
-        panel = self._panels.get((kind, target))
+        key = (kind, target, evaluation)
+        panel = self._panels.get(key)
         if panel is None:
-            panel = self._panels[kind, target] = Panel(self._series, kind, target)
+            panel = self._panels[key] = Panel(self._series, *key)
         return panel

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from neuraldbg.capture.layers import Layer
+from neuraldbg.capture.local_shards import local_shard, shard_count
 from neuraldbg.capture.sampling import SAMPLE_SIZE, SampleBuffer, Samples, Snapshot
 from neuraldbg.capture.statistics import (
     Columns,
@@ -27,7 +28,7 @@ _SURELY_DISTINCT = 0.1
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norms of tensors, computed in float32 by as few kernels as devices allow.
 
-    Sparse tensors count with the values they hold.
+    Sparse tensors count with the values they hold, those split over ranks with this rank's part.
 
     Args:
         tensors: Of any shapes and formats.
@@ -39,7 +40,8 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
         >>> norms([torch.tensor([3.0, 4.0]), torch.ones(4, dtype=torch.float16)]).tolist()
         [5.0, 2.0]
     """
-    dense = [t.coalesce().values() if t.layout is torch.sparse_coo else t for t in tensors]
+    local = [local_shard(tensor) for tensor in tensors]
+    dense = [t.coalesce().values() if t.layout is torch.sparse_coo else t for t in local]
     if not dense:
         return torch.zeros(0)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -64,7 +66,8 @@ class ParameterSampler:
     """Reads gradients before the optimizer's step and weights on both sides of it.
 
     The norm of each gradient and weight is over the whole tensor; everything else comes from a
-    strided sample of each layer's largest weight.
+    strided sample of each layer's largest weight. Where tensors are split over ranks all of that
+    is of this rank's part, and the rows say so in the column `shards`.
 
     Attributes:
         layers: The layers that own parameters.
@@ -83,21 +86,24 @@ class ParameterSampler:
         self._last_gradients = np.zeros((len(self.layers), SAMPLE_SIZE), dtype=np.float32)
         self._maybe_copies = [row for row, layer in enumerate(self.layers) if layer.has_units]
         self._fan_in = np.array([layer.fan_in for layer in self.layers])
+        self._shards = np.array([shard_count(weight) for weight in self._weights], dtype=float)
 
     def _sample_weights(self) -> Snapshot:
         """Samples of shape (inputs..., units) of each layer's weight, by views that last."""
-        pointers = [weight.data_ptr() for weight in self._weights]
+        weights = [local_shard(weight) for weight in self._weights]
+        pointers = [weight.data_ptr() for weight in weights]
         if pointers != self._pointers:
             self._pointers = pointers
             self._views = [
                 self._place(self._weight_buffer, layer, weight.detach())
-                for layer, weight in zip(self.layers, self._weights, strict=True)
+                for layer, weight in zip(self.layers, weights, strict=True)
             ]
         _copy_all(self._views)
         return self._weight_buffer.drain(keep=True)
 
     def _place(self, buffer: SampleBuffer, layer: Layer, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        matrix = tensor[: layer.unit_rows] if tensor.dim() else tensor[None]
+        whole = shard_count(layer.sampled_weight) == 1
+        matrix = tensor[: layer.unit_rows if whole else None] if tensor.dim() else tensor[None]
         return buffer.place((layer, "weight"), matrix, 0)
 
     def read_weights_before(self) -> None:
@@ -123,7 +129,7 @@ class ParameterSampler:
             layer has no gradient.
         """
         owned = [
-            (position, p.grad)
+            (position, local_shard(p.grad))
             for position, layer in enumerate(self.layers)
             for p in layer.parameters
             if p.grad is not None
@@ -159,12 +165,17 @@ class ParameterSampler:
                 "rms": np.sqrt(square / size),
                 "cosine": np.full(count, np.nan),
                 "nonfinite_fraction": np.where(present, ~np.isfinite(square), np.nan),
+                **self._shard_columns(size),
             }
+
+    def _shard_columns(self, sizes: np.ndarray) -> Columns:
+        """What the rows of several ranks are combined by, where any layer is split over them."""
+        return {"shards": self._shards, "count": sizes} if (self._shards > 1).any() else {}
 
     def _sample_gradients(self) -> tuple[list[int], Snapshot]:
         rows, views = [], []
         for row, (layer, weight) in enumerate(zip(self.layers, self._weights, strict=True)):
-            gradient = weight.grad
+            gradient = None if weight.grad is None else local_shard(weight.grad)
             if gradient is not None and gradient.layout is torch.strided:
                 rows.append(row)
                 views.append(self._place(self._gradient_buffer, layer, gradient))
@@ -216,7 +227,18 @@ class ParameterSampler:
             columns["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
         columns["gain"] = columns["rms"] * np.sqrt(self._fan_in)
         columns["unit_spread"] = self._unit_spreads(before)
-        return columns, {"rms": change, "ratio": ratio}
+        update = {"rms": change, "ratio": ratio}
+        if (self._shards > 1).any():
+            self._mark_shards(columns, update)
+        return columns, update
+
+    def _mark_shards(self, *blocks: Columns) -> None:
+        """Say that rows are of this rank's part, and nothing of a part that holds no values."""
+        sizes = np.array([local_shard(weight).numel() for weight in self._weights], dtype=float)
+        for columns in blocks:
+            for name, values in columns.items():
+                columns[name] = np.where(sizes > 0, values, np.nan)
+            columns.update(self._shard_columns(sizes))
 
     def _unit_spreads(self, weights: Samples) -> np.ndarray:
         """How much the units of each layer differ, for as long as they hardly do."""

@@ -23,7 +23,7 @@ from neuraldbg.capture.layers import Layer
 from neuraldbg.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from neuraldbg.capture.loss_anatomy import Node
+    from neuraldbg.capture.graph_walk import Node
 
 Facts = Mapping[str, float | str]
 """Columns of a single row: numbers by statistic or flag, text for ``detail``."""
@@ -41,6 +41,7 @@ class RunView(Protocol):
         watched_parameters: All of these parameters.
         armed: Whether the step now running is captured.
         producers: The `grad_fn` of each sampled output of the pass now running, with its layer.
+        passes: Backward passes of the watched models so far, the one now running included.
         batch: The raw tensors that entered the models in the pass now running.
         saved_tensors_are_packed: Whether saved values must not be read (checkpointing).
     """
@@ -60,12 +61,17 @@ class RunView(Protocol):
     @property
     def producers(self) -> Mapping[Node, Layer]: ...  # noqa: D102
     @property
+    def passes(self) -> int: ...  # noqa: D102
+    @property
     def batch(self) -> Mapping[Layer, Tensor]: ...  # noqa: D102
     @property
     def saved_tensors_are_packed(self) -> bool: ...  # noqa: D102
 
     def current_step(self) -> int:
         """The step that the pass now running belongs to."""
+
+    def hook_all_layers(self, wanted: bool) -> None:
+        """Have all layers' calls reported though no step is captured, or no longer."""
 
     def log_rows(self, blocks: Sequence[Block]) -> None:
         """Log rows that belong to no captured step, with steps of their own."""
@@ -111,9 +117,18 @@ class Probe:
 
     Attributes:
         every_step: Whether the methods are called at every step, or (default) at captured ones.
+            May change from step to step: while it is true nothing can rest.
+        when_broken: Whether `before_backward` is called at any step whose loss is not finite, and
+            `after_backward` (just before the optimizer steps) where the gradient is not.
+        facts_at_rest: Whether `optimizer_facts` is asked for at every step, captured or not, with
+            no other method called there. It must cost a few microseconds at most.
+        sees_evaluations: Whether it is told of evaluations at any step, captured or not.
     """
 
-    every_step: ClassVar[bool] = False
+    every_step: bool = False
+    when_broken: ClassVar[bool] = False
+    facts_at_rest: ClassVar[bool] = False
+    sees_evaluations: ClassVar[bool] = False
 
     def __init__(self, run: RunView) -> None:
         self.run = run
@@ -128,7 +143,19 @@ class Probe:
         """A watched layer was called in training, in a pass that is captured."""
 
     def on_evaluation(self, layer: Layer, args: Any, output: Any) -> None:
-        """A watched layer was called without gradients; between passes only the first layers."""
+        """A watched layer was called without gradients or in eval mode.
+
+        Between captured steps that is told of the first layers only. A call in eval mode with
+        gradients can still belong to training: then a backward pass follows.
+        """
+
+    def after_evaluation(self, was_one: bool) -> None:
+        """What began as an evaluation is over.
+
+        Args:
+            was_one: Whether training went on, or the run ended; otherwise a backward pass
+                followed, so that it was part of training.
+        """
 
     def before_backward(self, roots: Sequence[Tensor]) -> None:
         """A backward pass of the watched models begins; the graph is intact."""
@@ -164,7 +191,10 @@ class Probes:
 
     def __init__(self, kinds: Sequence[type[Probe]], run: RunView) -> None:
         self._run = run
-        self.probes = [kind(run) for kind in kinds]
+        self.probes: list[Probe] = []
+        for kind in kinds:  # one that cannot be made must not keep the others from being
+            run.guard.wrap(lambda kind=kind: self.probes.append(kind(run)), kind.__name__)()
+        self._last_facts: dict[str, float | str] | None = None
         self._calls = {name: self._guarded(name) for name in _CALLBACKS}
         self._frames = self._guarded("frame", lambda found, rows: found.extend(rows))
         self._coverage = self._guarded("coverage", lambda found, seen: found.update(seen))
@@ -175,7 +205,7 @@ class Probes:
 
     def _guarded(
         self, name: str, gather: Callable[[Any, Any], None] | None = None
-    ) -> list[tuple[bool, Callable[..., None]]]:
+    ) -> list[tuple[Probe, Callable[..., None]]]:
         """The methods of a name that probes implement, unable to raise.
 
         Args:
@@ -189,7 +219,7 @@ class Probes:
                 method = getattr(probe, name)
                 callback = method if gather is None else _gathering(method, gather)
                 guarded = self._run.guard.wrap(callback, f"{type(probe).__name__}.{name}")
-                found.append((probe.every_step, guarded))
+                found.append((probe, guarded))
         return found
 
     def has(self, name: str) -> bool:
@@ -199,9 +229,27 @@ class Probes:
     def call(self, name: str, *args: Any) -> None:
         """Call all probes that implement a callback and are due."""
         armed = self._run.armed
-        for every_step, callback in self._calls[name]:
-            if armed or every_step:
+        for probe, callback in self._calls[name]:
+            if armed or probe.every_step:
                 callback(*args)
+
+    def call_broken(self, name: str, *args: Any) -> None:
+        """Call those that want to know of values that are not finite at any step."""
+        for probe, callback in self._calls[name]:
+            if probe.when_broken and not probe.every_step:
+                callback(*args)
+
+    def call_on_evaluation(self, name: str, *args: Any) -> None:
+        """Call those that are due or see all evaluations."""
+        armed = self._run.armed
+        for probe, callback in self._calls[name]:
+            if armed or probe.every_step or probe.sees_evaluations:
+                callback(*args)
+
+    @property
+    def restless(self) -> bool:
+        """Whether any probe is to be called at every step."""
+        return any(probe.every_step for probe in self.probes)
 
     def attach(self) -> None:
         """Tell all that the run begins."""
@@ -235,18 +283,29 @@ class Probes:
         """The columns that all give to the optimizer's row."""
         return self._gather_facts("optimizer_facts", optimizer)
 
+    def facts_at_rest(self, optimizer: Optimizer | None) -> dict[str, float | str] | None:
+        """The columns of the optimizer's row at a step at which all else rests, None if none."""
+        found: dict[str, float | str] = {}
+        for probe, callback in self._facts["optimizer_facts"]:
+            if probe.facts_at_rest:
+                callback(found, optimizer)
+        if found == self._last_facts:
+            return self._last_facts  # one object for all steps that are alike
+        self._last_facts = found
+        return found
+
     def _gather_facts(self, name: str, *args: Any) -> dict[str, float | str]:
         found: dict[str, float | str] = {}
         armed = self._run.armed
-        for every_step, callback in self._facts[name]:
-            if armed or every_step:
+        for probe, callback in self._facts[name]:
+            if armed or probe.every_step or probe.facts_at_rest:
                 callback(found, *args)
         return found
 
 
 _CALLBACKS = (
-    "attach", "detach", "on_forward", "on_evaluation", "before_backward", "after_backward",
-    "before_step", "after_step",
+    "attach", "detach", "on_forward", "on_evaluation", "after_evaluation", "before_backward",
+    "after_backward", "before_step", "after_step",
 )  # fmt: skip
 
 

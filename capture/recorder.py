@@ -26,11 +26,12 @@ from neuraldbg.capture.coverage import build_coverage
 from neuraldbg.capture.event_detection import detect_events
 from neuraldbg.capture.event_ledger import EventLedger
 from neuraldbg.capture.forward_sampler import ForwardSampler
-from neuraldbg.capture.gradient_norm import gradient_norm
+from neuraldbg.capture.gradient_norm import GradientNorms
+from neuraldbg.capture.graph_walk import Node, reaches
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import Layer, find_layers
-from neuraldbg.capture.loss_anatomy import Node, reaches
-from neuraldbg.capture.loss_reader import Loss, LossReader, mean_loss
+from neuraldbg.capture.local_shards import shard_count, stored_parameters
+from neuraldbg.capture.loss_reader import Loss, LossReader, loss_value, mean_loss
 from neuraldbg.capture.optimizer_watch import (
     OptimizerRecord,
     OptimizerRegistry,
@@ -39,8 +40,10 @@ from neuraldbg.capture.optimizer_watch import (
     watch_optimizers,
 )
 from neuraldbg.capture.parameter_rows import ParameterRows
-from neuraldbg.capture.probe import Deferred, Probes
+from neuraldbg.capture.probe import Deferred, Facts, Probes
 from neuraldbg.capture.probes import PROBES
+from neuraldbg.capture.probes.metrics import Metrics
+from neuraldbg.capture.ranks import current_rank, describe_rank
 from neuraldbg.capture.run_log import Pulse, RunLog
 from neuraldbg.capture.schedule import Schedule
 from neuraldbg.capture.transfer import Transfers
@@ -57,10 +60,9 @@ class _Pending:
     """What backward passes have shown since the last optimizer step."""
 
     losses: list[Loss] = field(default_factory=list)
-    expected: float = math.nan
     rows: list[Deferred] = field(default_factory=list)
     gradients: list[Deferred] = field(default_factory=list)
-    norm: float | Callable[[], float] = math.nan
+    norm: float | Callable[[], float] | None = None
 
 
 class Recorder:
@@ -97,6 +99,10 @@ class Recorder:
         self._pending = _Pending()
         self._depth = 0  # of backward passes inside one another
         self._foreign = False  # whether the backward pass now running is of other models
+        self._foreign_seen = False  # whether there ever was one
+        self._resting = False  # whether only loss and norm are looked at until the next step
+        self._passes = 0
+        self._rank = current_rank()
         self._resumed = False  # whether an earlier `with` left its record
         self._stops: list[Callable[[], None]] = []
         self._captured_steps = 0
@@ -113,6 +119,8 @@ class Recorder:
         if self._stops:
             return
         self._resumed = bool(self.log.pulses.items)
+        self._rank = current_rank()
+        self.log.rank = self._rank.number
         self.step = self.steps_seen
         self._optimizers.clear()
         self._forward.attach(self.layers, self.probes)
@@ -142,6 +150,22 @@ class Recorder:
         self.guard.wrap(self._transfers.settle)()
         self._run_seconds += time.perf_counter() - self._entered
 
+    def record(self, metrics: Mapping[str, object]) -> None:
+        """Keep numbers that only the training script knows, with the step they belong to.
+
+        Raises:
+            RuntimeError: nothing was watched yet.
+        """
+        if not self._stops and not self.steps_seen:
+            raise RuntimeError(
+                "record() was called before the run began: call it inside (or after) "
+                "`with NeuralDbg(model) as dbg:`"
+            )
+        step = self.current_step() if self._stops else self.steps_seen
+        for probe in self.probes.probes:
+            if isinstance(probe, Metrics):
+                self.guard.wrap(probe.record, "record")(step, metrics)
+
     @property
     def steps_seen(self) -> int:
         """Steps completed so far."""
@@ -170,6 +194,9 @@ class Recorder:
             (place, None): "gave up after failing again and again; see faults"
             for place in self.guard.given_up
         }
+        sharded = any(shard_count(p) > 1 for p in self._watched)
+        if told := describe_rank(self._rank, sharded):
+            reasons["other ranks", None] = told
         return build_coverage(series, self.layers, self.steps_seen, reasons)
 
     @property
@@ -209,6 +236,11 @@ class Recorder:
         return self._forward.producers
 
     @property
+    def passes(self) -> int:
+        """Backward passes of the watched models so far, the one now running included."""
+        return self._passes
+
+    @property
     def batch(self) -> Mapping[Layer, Tensor]:
         """The raw tensors that entered the models in the pass now running, by layer."""
         return self._forward.batch
@@ -221,6 +253,10 @@ class Recorder:
     def current_step(self) -> int:
         """The step that the pass now running belongs to."""
         return self.step + self._optimizers.all_stepped
+
+    def hook_all_layers(self, wanted: bool) -> None:
+        """Have all layers' calls reported to the probes though no step is captured, or no more."""
+        self._forward.hook_all(wanted)
 
     def log_rows(self, blocks: Sequence[Block]) -> None:
         """Log rows that belong to no captured step, with steps of their own."""
@@ -241,9 +277,12 @@ class Recorder:
 
     def _reached_by(self, root: Tensor) -> bool:
         """Whether a backward pass is of the watched models, as they are now."""
-        return reaches(root, self._watched) or (
-            self._refresh_layers() and reaches(root, self._watched)
-        )
+        if reaches(root, self._watched):
+            return True
+        stand_ins = stored_parameters(self.models)
+        if stand_ins and reaches(root, stand_ins):
+            return True
+        return self._refresh_layers() and reaches(root, self._watched)
 
     def _refresh_layers(self) -> bool:
         """Take up layers and parameters that came since: lazy ones, and those of model surgery.
@@ -254,6 +293,9 @@ class Recorder:
             p for m in self.models for p in m.parameters() if not isinstance(p, Uninitialized)
         }
         if current == self._watched:
+            return False
+        stored = stored_parameters(self.models)
+        if stored and {stored.get(p, p) for p in current} == self._watched:
             return False
         known = {(layer.name, layer.module): layer for layer in self.layers}
         layers = []
@@ -269,6 +311,7 @@ class Recorder:
     def _watch_parameters(self) -> None:
         self._parameters = ParameterRows(self.layers, self._optimizers)
         self._watched = {p for layer in self.layers for p in layer.parameters}
+        self._norms = GradientNorms([p for layer in self.layers for p in layer.parameters])
 
     # Backward ---------------------------------------------------------------------------------
 
@@ -276,8 +319,16 @@ class Recorder:
         self._depth += 1
         if self._depth > 1:
             return  # reentrant checkpointing runs passes of its own inside this one
-        self._foreign = bool(roots) and not self._reached_by(roots[0])
+        # Between captured steps a pass that follows a forward pass of the models is theirs.
+        sure = self._resting and self._forward.began and not self._foreign_seen
+        self._foreign = not sure and bool(roots) and not self._reached_by(roots[0])
         if self._foreign:
+            self._foreign_seen = True
+            return
+        self._passes += 1
+        if self._resting:
+            self._optimizers.note_backward(None)
+            self._note_loss(roots)
             return
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
@@ -285,22 +336,23 @@ class Recorder:
         if armed:
             self._refresh_layers()
         self._optimizers.note_backward(self._parameters.sampler.unset_gradients if armed else None)
-        value = self._losses.value(roots)
-        self._pending.losses.append(value)
-        if isinstance(value, float) and not math.isfinite(value) and roots:
-            self.log.add_rows(
-                self._losses.inspect_non_finite(
-                    roots[0], self.current_step(), self._parameters.layers
-                )
-            )
         if armed and roots:
-            self._pending.expected, blocks = self._losses.read_anatomy(roots[0], self.step)
-            self._pending.rows.append(Deferred.of(blocks))
+            self._losses.sample_functional_activations(roots[0])
         self.probes.call("before_backward", roots)
+        self._note_loss(roots)
+
+    def _note_loss(self, roots: Sequence[Tensor]) -> None:
+        loss = loss_value(roots)
+        self._pending.losses.append(loss)
+        if type(loss) is float and loss - loss != 0.0 and not self.armed:
+            self.probes.call_broken("before_backward", roots)
 
     def _after_backward(self) -> None:
         self._depth -= 1
         if self._depth or self._foreign:
+            return
+        if self._resting:
+            self._forward.release()
             return
         self.probes.call("after_backward")
         self._forward.release()
@@ -320,7 +372,8 @@ class Recorder:
         if record is None:
             return
         self.step += self._optimizers.begins_step(record)
-        self.probes.call("before_step", optimizer)
+        if not self._resting:
+            self.probes.call("before_step", optimizer)
         if not has_closure:
             self._read_gradients(record)
         if self.armed:
@@ -331,8 +384,9 @@ class Recorder:
         record = self._optimizers.get(optimizer)
         if record is None:
             return
-        self.probes.call("after_step", optimizer)
-        if not self._pending.gradients:  # a closure made them inside the step
+        if not self._resting:
+            self.probes.call("after_step", optimizer)
+        if self._pending.norm is None:  # a closure made the gradients inside the step
             self._read_gradients(record)
         self._close_step(record, optimizer)
 
@@ -371,19 +425,23 @@ class Recorder:
             self.log.clear()
             self.step = 0
         self._pending.gradients.clear()
+        self._pending.norm = None
 
     # The end of a step ----------------------------------------------------------------------------
 
     def _read_gradients(self, record: OptimizerRecord | None) -> None:
         """Read the gradients as they are now: all statistics if captured, else their norm."""
+        pending = self._pending
         if self.armed:
             neighbours = (self.step - 1, self.step + 1)
             paired = any(self._captures(step) for step in neighbours if step >= 0)
-            self._pending.gradients.append(
-                self._parameters.gradient_rows(self.step, record, paired)
-            )
-        held = record.held if record is not None else self._watched
-        self._pending.norm = gradient_norm(p.grad for p in held if p.grad is not None)
+            pending.gradients.append(self._parameters.gradient_rows(self.step, record, paired))
+        if pending.norm is None:
+            held, number = (record.held, record.number) if record else (self._watched, 0)
+            pending.norm = self._norms.norm(held, number, exact=self.armed)
+            norm = pending.norm
+            if not self.armed and not callable(norm) and not math.isfinite(norm):
+                self.probes.call_broken("after_backward")
 
     def _close_step(
         self, record: OptimizerRecord | None, optimizer: Optimizer | None, applied: bool = True
@@ -411,23 +469,30 @@ class Recorder:
     ) -> None:
         pending, self._pending = self._pending, _Pending()
         loss = mean_loss(pending.losses)
+        norm = math.nan if pending.norm is None else pending.norm
         pulse = Pulse(
-            step=self.step,
-            optimizer=record.number if record is not None else 0,
-            loss=loss,
-            norm=pending.norm,
-            learning_rate=learning_rate(optimizer) if optimizer is not None else math.nan,
-            micro_batches=len(pending.losses),
-            loss_facts={"expected": pending.expected, **self.probes.loss_facts()},
-            optimizer_facts={
-                "gradient_kept": record.gradient_kept() if record is not None else math.nan,
-                "step_applied": float(applied),
-                **self.probes.optimizer_facts(optimizer),
-            },
+            self.step,
+            record.number if record is not None else 0,
+            loss,
+            norm,
+            learning_rate(optimizer) if optimizer is not None else math.nan,
+            len(pending.losses),
+            applied,
         )
+        if not self._resting:
+            pulse.loss_facts = self.probes.loss_facts()
+            pulse.optimizer_facts = self._optimizer_facts(record, optimizer)
+        else:
+            pulse.optimizer_facts = self.probes.facts_at_rest(optimizer)
         self.log.add_pulse(pulse)
-        if not callable(loss) and not callable(pending.norm):
-            self._trip.note(self.step, loss, pending.norm)
+        if not callable(loss) and not callable(norm):
+            self._trip.note(self.step, loss, norm)
+
+    def _optimizer_facts(
+        self, record: OptimizerRecord | None, optimizer: Optimizer | None
+    ) -> Facts:
+        kept = math.nan if record is None else record.gradient_kept()
+        return {"gradient_kept": kept, **self.probes.optimizer_facts(optimizer)}
 
     def _forward_rows(self) -> Deferred:
         return self._forward.collect(self.step)
@@ -436,4 +501,6 @@ class Recorder:
         return self._trip.active(step) or self.schedule.captures(step)
 
     def _arm(self, step: int) -> None:
-        self._forward.arm(self._captures(step))
+        armed = self._captures(step)
+        self._forward.arm(armed)
+        self._resting = not armed and bool(self._optimizers) and not self.probes.restless

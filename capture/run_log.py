@@ -41,6 +41,7 @@ class Pulse:
         norm: Norm of the whole gradient as the optimizer saw it; a function likewise.
         learning_rate: The largest of the optimizer's groups.
         micro_batches: Backward passes since the last step.
+        applied: Whether the optimizer applied the step.
         loss_facts: More columns of the loss's row.
         optimizer_facts: More columns of the optimizer's row.
         lowest: Least loss among the steps that this pulse stands for.
@@ -53,8 +54,9 @@ class Pulse:
     norm: float | Callable[[], float]
     learning_rate: float
     micro_batches: int
-    loss_facts: Mapping[str, float | str] = field(default_factory=dict)
-    optimizer_facts: Mapping[str, float | str] = field(default_factory=dict)
+    applied: bool = True
+    loss_facts: Mapping[str, float | str] | None = None
+    optimizer_facts: Mapping[str, float | str] | None = None
     lowest: float = np.nan
     highest: float = np.nan
 
@@ -246,7 +248,7 @@ def _loss_columns(pulses: Sequence[Pulse]) -> dict[str, Any]:
         "highest": np.fmax([pulse.highest for pulse in pulses], value),
         "nonfinite_fraction": (~np.isfinite(value)).astype(float),
         "micro_batches": np.array([pulse.micro_batches for pulse in pulses], dtype=float),
-        **_fact_columns([pulse.loss_facts for pulse in pulses]),
+        **_fact_columns([pulse.loss_facts or {} for pulse in pulses]),
     }
 
 
@@ -254,7 +256,8 @@ def _optimizer_columns(pulses: Sequence[Pulse]) -> dict[str, Any]:
     return _pulse_keys(pulses, Kind.OPTIMIZER) | {
         "value": np.array([pulse.learning_rate for pulse in pulses]),
         "micro_batches": np.array([pulse.micro_batches for pulse in pulses], dtype=float),
-        **_fact_columns([pulse.optimizer_facts for pulse in pulses]),
+        "step_applied": np.array([pulse.applied for pulse in pulses], dtype=float),
+        **_fact_columns([pulse.optimizer_facts or {} for pulse in pulses]),
     }
 
 

@@ -79,7 +79,8 @@ class _Observed:
     """At how many steps, and in how many layers, a series holds what an observation needs."""
 
     def __init__(self, series: pd.DataFrame) -> None:
-        self._rows = dict(iter(series.groupby("kind", observed=True)))
+        training = series[series["evaluation"].fillna(0.0) == 0.0]
+        self._rows = dict(iter(training.groupby("kind", observed=True)))
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
 
     def steps(self, observation: Observation) -> int:

@@ -86,6 +86,34 @@ class NeuralDbg:
     ) -> None:
         self._recorder.detach()
 
+    def record(self, **metrics: object) -> None:
+        """Keep numbers that only the training script knows: validation loss, accuracy, ...
+
+        Never needed: losses of evaluations are seen by themselves where they are computed by
+        PyTorch's loss functions or by the model. A name that says so (``val_loss``,
+        ``test_perplexity``) makes a metric the validation loss of the run.
+
+        Args:
+            metrics: Each an int, a float, a NumPy scalar, or a tensor or array of one element;
+                anything else is left out with a warning.
+
+        Raises:
+            RuntimeError: called before the ``with`` began.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(3, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with NeuralDbg(model) as dbg:
+            ...     model(torch.randn(8, 3)).square().mean().backward()
+            ...     optimizer.step()
+            ...     dbg.record(val_loss=0.5)
+            >>> rows = dbg.series[dbg.series["kind"] == "metric"]
+            >>> rows[["step", "layer", "value"]].values.tolist()
+            [[1, 'val_loss', 0.5]]
+        """
+        self._recorder.record(metrics)
+
     @property
     def series(self) -> pd.DataFrame:
         """Statistics over steps: one row per step, rank, layer and kind."""

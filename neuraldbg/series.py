@@ -25,11 +25,20 @@ class Kind(StrEnum):
 
 STATISTICS: dict[str, str] = {
     "value": "the number itself: loss (kind loss), learning rate (kind optimizer), metric",
-    "count": "number of values (of the sample) that the statistics are of",
+    "count": "number of values (of the sample) that the statistics are of or, where tensors are "
+    "split over ranks, stand for",
     "lowest": "least value of the main statistic (loss, rms, gradient norm) among the captured "
     "steps that this row stands for",
     "highest": "greatest value of it",
     "expected": "what an untrained model should score on this loss (kind loss)",
+    "classes": "number of classes that the loss tells apart (kind loss)",
+    "prediction_rms": "root mean square of the prediction that entered the loss (kind loss)",
+    "unreachable": "share of the target that the output's activation cannot reach (kind loss)",
+    "label_majority": "weight of the commonest label among all seen so far (kind loss)",
+    "predicted_majority": "share of the samples predicted to be of that class (kind loss)",
+    "label_entropy": "entropy of the batch's labels in nats (kind loss)",
+    "random_label_entropy": "entropy expected of a random batch of the labels seen (kind loss)",
+    "batch": "number of the backward pass in the run, from 0, where a value was not finite",
     "mean": "mean",
     "std": "standard deviation",
     "rms": "root mean square",
@@ -43,8 +52,31 @@ STATISTICS: dict[str, str] = {
     "unit_spread": "spread between units relative to their size; 0 when all units are copies",
     "feature_spread": "largest feature's rms over the smallest's (kind input)",
     "gain": "weight rms times sqrt(fan_in) (kind parameter)",
+    "learning_rate": "learning rate of the group that holds the layer (kind parameter)",
+    "momentum": "the optimizer's momentum (kind optimizer)",
+    "beta1": "decay of the gradient's average (kind optimizer)",
+    "beta2": "decay of the squared gradient's average: beta2, alpha or rho (kind optimizer)",
+    "eps": "what the optimizer adds to the denominator (kind optimizer)",
+    "eps_stored": "the same as the number format of the optimizer's state holds it",
+    "weight_decay": "weight decay (kind optimizer), that of the layer's group (kind parameter)",
+    "clip_threshold": "what the gradient's norm is clipped to (kind optimizer)",
+    "norm_before_clip": "norm of the gradient before it was clipped (kind optimizer)",
+    "loss_scale": "factor by which a gradient scaler multiplied the loss (kind optimizer)",
+    "loss_factor": "constant that the mean loss is multiplied by at each of several micro-batches "
+    "(kind optimizer)",
+    "gradient_rescaled": "gradient at the step over the one after the last backward pass (kind "
+    "optimizer)",
     "ratio": "update rms over weight rms (kind update)",
     "cosine": "cosine with the previous step's (kind gradient)",
+    "drop_probability": "probability with which dropout zeroes a value (kind output)",
+    "batch_size": "samples that a batch norm saw at once (kind output)",
+    "values_per_channel": "values that a batch norm's statistics are of (kind output)",
+    "running_distance": "distance of a batch norm's running statistics from the batch's, in "
+    "running standard deviations (kind output)",
+    "running_lag": "share of its running statistics that is still as initialised (kind output)",
+    "format_share": "largest finite magnitude over the largest that the number format holds",
+    "flushed_fraction": "share of exact zeros beside magnitudes at the format's least (kind "
+    "gradient)",
 }
 """Statistic columns, all float32; NaN where a statistic does not apply or was not observed."""
 
@@ -52,12 +84,28 @@ FLAGS: dict[str, str] = {
     "clipped": "the gradient was clipped before it was read",
     "loss_scaled": "the number is still multiplied by a loss scale",
     "micro_batches": "backward calls accumulated in this step",
+    "clipped_scaled": "clipping was called while the gradient was multiplied by a loss scale",
     "step_applied": "the optimizer applied the step",
+    "gradient_reset": "gradients were reset before each further micro-batch of the step",
+    "decoupled_decay": "weight decay shrinks the weights themselves (kind parameter)",
     "gradient_kept": "the step began with the last step's gradient still in place",
     "trainable": "the layer's parameters require a gradient",
     "in_optimizer": "the layer's parameters are held by an optimizer that stepped",
+    "reached": "the backward pass leads to the layer's parameters (kind parameter)",
+    "called": "the module has been called in training (kind parameter)",
+    "consumed": "a later layer with parameters reads what the layer puts out without passing a "
+    "gradient back, or passes one through it; 0.5: reads something of that shape (kind parameter)",
+    "registered": "the parameters are found by the model's `parameters()` (kind parameter)",
+    "fresh": "weights (kind parameter) or running statistics (kind output) look as initialised, "
+    "not trained",
+    "training": "the module was in training mode when the backward pass began (kind output)",
+    "model_training": "so was the outermost module (kind output)",
+    "undefined": "an operation behind the loss was undefined at its value (kind loss)",
+    "shards": "number of pieces that the layer's parameters are split into over the ranks, one of "
+    "which the row describes",
     "target": "the row describes the target, not the model's input (kind input)",
     "evaluation": "the row is of a pass without gradients or in eval mode",
+    "comparable": "the loss is the same quantity as the training loss (kind loss, evaluation)",
 }
 """Columns that change the meaning of a number, float32 so that NaN can say 'not known'."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from neuraldbg.capture.detectors.undefined_operation import detect_undefined_operation
 from neuraldbg.capture.panel import Panel, Panels
 from neuraldbg.capture.spans import event_at
 from neuraldbg.events import EventType, SemanticEvent
@@ -32,13 +34,15 @@ def detect_non_finite(panels: Panels, thresholds: Thresholds) -> Iterator[Semant
         yield from _events(panel, panel["nonfinite_fraction"], event_type)
     loss = panels.of(Kind.LOSS)
     yield from _events(loss, loss["nonfinite_fraction"], EventType.LOSS_NON_FINITE)
+    yield from detect_undefined_operation(panels, thresholds)
 
 
 def _events(panel: Panel, share: np.ndarray, event_type: EventType) -> Iterator[SemanticEvent]:
     for layer in range(share.shape[1]):
         bad = np.flatnonzero(np.nan_to_num(share[:, layer], nan=0.0) > 0)
         if len(bad):
-            yield event_at(
+            batch = panel["batch"][bad, layer]
+            event = event_at(
                 panel,
                 event_type,
                 None if panel.indices[layer] < 0 else layer,
@@ -48,3 +52,5 @@ def _events(panel: Panel, share: np.ndarray, event_type: EventType) -> Iterator[
                 0.0,
                 1.0,
             )
+            named = batch[~np.isnan(batch)]
+            yield replace(event, detail=f"batch {named[0]:.0f}") if len(named) else event

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
-from neuraldbg.capture.panel import Panel, Panels
+from neuraldbg.capture.detectors.alignment import aligned, last_known, of_layers
+from neuraldbg.capture.panel import Panels
 from neuraldbg.capture.spans import event_at, layer_spans
 from neuraldbg.events import EventType, SemanticEvent
 from neuraldbg.series import Kind
@@ -41,22 +41,24 @@ def detect_gradient_not_reset(panels: Panels, thresholds: Thresholds) -> Iterato
 
 
 def detect_update_missing(panels: Panels, thresholds: Thresholds) -> Iterator[SemanticEvent]:
-    """Layers that have a gradient and do not change, to the end, since no optimizer holds them."""
-    panel = panels.of(Kind.UPDATE)
+    """Layers that have a gradient and do not change, to the end, since no optimizer holds them.
+
+    A part that was trained before may be left out on purpose (only a new head is trained): that
+    is no event unless the optimizer holds nothing of the model at all.
+    """
+    panel, weights = panels.of(Kind.UPDATE), panels.of(Kind.PARAMETER)
     if len(panel) < _FEWEST_FRAMES:
         return
-    held = _aligned(panel, panels.of(Kind.PARAMETER), "in_optimizer")
-    if not (held == 1).any() and (held == 0).any():
+    held = aligned(panel, weights, "in_optimizer")
+    nothing_held = not (held == 1).any() and bool((held == 0).any())
+    if nothing_held:
         held[:] = 0.0  # an optimizer steps that holds nothing of the model
-    pushed = np.nan_to_num(_aligned(panel, panels.of(Kind.GRADIENT), "norm")) > 0
+    pushed = np.nan_to_num(aligned(panel, panels.of(Kind.GRADIENT), "norm")) > 0
     mask = (held == 0) & (panel["rms"] == 0) & pushed
+    trained_before = of_layers(panel, weights, "fresh") == 0
+    if not nothing_held and (trained_before & (last_known(held) == 0)).any():
+        return
     for layer, span in layer_spans(panel, mask, _FEWEST_FRAMES):
         if span[1] == len(panel) - 1:
             states = ("updated", "left_out")
             yield event_at(panel, EventType.UPDATE_MISSING, layer, span, states, 0.0, 0.0, 1.0)
-
-
-def _aligned(panel: Panel, other: Panel, column: str) -> np.ndarray:
-    """Another panel's column at this panel's steps and layers, NaN where it has none."""
-    frame = pd.DataFrame(other[column], index=other.steps, columns=pd.Index(other.layers))
-    return frame.reindex(index=panel.steps, columns=pd.Index(panel.layers)).to_numpy().copy()
