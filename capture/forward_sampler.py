@@ -13,49 +13,17 @@ from torch.utils.hooks import RemovableHandle
 
 from neuraldbg.capture.activation_health import Activation, UnitHistories
 from neuraldbg.capture.blocks import Block
+from neuraldbg.capture.compiled_regions import CompiledRegion, HookGuards, device_of
 from neuraldbg.capture.first_tensor import first_tensor
 from neuraldbg.capture.functional_activations import FunctionalActivation
 from neuraldbg.capture.graph_walk import Node
 from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.layer_hook import LayerHook
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.probe import Deferred, Probes
 from neuraldbg.capture.sampling import Key, SampleBuffer, Samples
 from neuraldbg.capture.statistics import feature_spread, summarise
 from neuraldbg.series import Kind
-
-
-class LayerHook:
-    """A forward hook bound to one layer.
-
-    A class of its own, not a closure, so that a model can be copied and pickled while it is
-    watched: copies of the hook stay silent since the module they are called with is not theirs.
-    """
-
-    __slots__ = ("_callback", "_layer")
-
-    def __init__(self, layer: Layer, callback: Callable[[Layer, Any, Any], None]) -> None:
-        self._layer = layer
-        self._callback = callback
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Pass the call on if it is of the watched module itself and not being compiled."""
-        if torch.compiler.is_compiling() or module is not self._layer.module:
-            return
-        self._callback(self._layer, args, output)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> LayerHook:
-        return self
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _silent_hook, ()
-
-
-def _silent_hook() -> Callable[..., None]:
-    return _ignore_call
-
-
-def _ignore_call(*args: object) -> None:
-    """What a pickled hook becomes."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -90,6 +58,7 @@ class ForwardSampler:
     _sampled: set[Layer] = field(default_factory=set)
     _previous: Layer | None = None
     _cut: bool = False
+    _unseen: set[Layer] = field(default_factory=set)
     _all_hooked: bool = False
     _sampled_evaluation: bool = False
     _buffer: SampleBuffer = field(default_factory=SampleBuffer)
@@ -98,16 +67,20 @@ class ForwardSampler:
     _handles: dict[Layer, RemovableHandle] = field(default_factory=dict)
     _layers: list[Layer] = field(default_factory=list)
     _probes: Probes | None = None
+    _guards: HookGuards = field(default_factory=HookGuards)
+    _regions: dict[Layer, CompiledRegion] = field(default_factory=dict)
+    _compiled: set[Layer] = field(default_factory=set)
     _callback: Callable[[Layer, Any, Any], None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._callback = self.guard.wrap(self._on_forward)
         self._histories = UnitHistories(self.dead_samples)
 
-    def attach(self, layers: Iterable[Layer], probes: Probes) -> None:
-        """Watch these layers, armed, and tell the probes of their calls."""
+    def attach(self, models: Sequence[nn.Module], layers: Iterable[Layer], probes: Probes) -> None:
+        """Watch these models' layers, armed, and tell the probes of their calls."""
         self._probes = probes
         self._layers = list(layers)
+        self._guards.begin(models)
         self.armed = False
         self.arm(True)
 
@@ -139,17 +112,32 @@ class ForwardSampler:
     def _hook(self) -> None:
         for layer in self._layers:
             wanted = self.armed or self._all_hooked or layer in self.sentinels or not self.sentinels
+            wanted = wanted or layer in self._compiled  # else it would be compiled anew
             if wanted and layer not in self._handles and layer.module is not None:
-                hook = LayerHook(layer, self._callback)
+                hook = LayerHook(layer, self._callback, self._region(layer))
                 self._handles[layer] = layer.module.register_forward_hook(hook)
             elif not wanted and layer in self._handles:
                 self._handles.pop(layer).remove()
+
+    def _region(self, layer: Layer) -> CompiledRegion:
+        region = self._regions.get(layer)
+        if region is None:
+
+            def receive(value: Tensor, is_input: bool) -> None:
+                if self.armed or layer not in self._compiled:
+                    guarded(layer, value, is_input)
+
+            guarded = self.guard.wrap(self._on_compiled)
+            device = device_of([layer.module] if layer.module is not None else [])
+            region = self._regions[layer] = CompiledRegion(receive, device)
+        return region
 
     def detach(self) -> None:
         """Remove all hooks and let go of the model's tensors."""
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
+        self._guards.end()
         if self.evaluated:
             self._end_evaluation(was_one=True)
         self.armed = self._all_hooked = False
@@ -178,6 +166,7 @@ class ForwardSampler:
             return
         tensor = first_tensor(output)
         if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            self._unseen.add(layer)
             return
         if not layer.called:
             layer.called = True
@@ -189,12 +178,31 @@ class ForwardSampler:
             self.producers[tensor.grad_fn] = layer
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             self.uses_saved_tensor_hooks = True
+        self._sample(layer, tensor.detach())
+        self._previous = layer
+        self._probes.call("on_forward", layer, args, output)
+
+    def _on_compiled(self, layer: Layer, value: Tensor, is_input: bool) -> None:
+        """A value handed over by compiled code that runs."""
+        self._compiled.add(layer)
+        if not self.armed or torch._C._current_graph_task_id() != -1:
+            return
+        if is_input:
+            if layer not in self._sampled and self._previous is None and value.numel():
+                self._buffer.copy((layer, "input"), value, layer.unit_axis(value.dim(), None))
+            return
+        if not layer.called:
+            layer.called = True
+            self._order.append(layer)
+        self._sample(layer, value)
+        self._previous = layer
+
+    def _sample(self, layer: Layer, tensor: Tensor) -> None:
+        """Copy a sample of a layer's output, of the first call in a pass."""
         if layer not in self._sampled and tensor.dim() and tensor.numel():
             self._sampled.add(layer)
             axis = layer.unit_axis(tensor.dim(), self._previous)
-            self._buffer.copy((layer, "output"), tensor.detach(), axis)
-        self._previous = layer
-        self._probes.call("on_forward", layer, args, output)
+            self._buffer.copy((layer, "output"), tensor, axis)
 
     def _is_evaluation(self, layer: Layer, args: Any, output: Any) -> bool:
         """Whether a call is surely not of training; calls of evaluations are passed on."""
@@ -274,9 +282,16 @@ class ForwardSampler:
 
     def coverage(self) -> dict[tuple[str, str | None], str]:
         """What could not be observed in forward passes, and why."""
+        found: dict[tuple[str, str | None], str] = {}
         if self.uses_saved_tensor_hooks:
-            return {("functional activations", None): "saved tensors are packed (checkpointing)"}
-        return {}
+            found["functional activations", None] = "saved tensors are packed (checkpointing)"
+        for layer in self._unseen:
+            found[Kind.OUTPUT, layer.name] = "its output holds no tensor, or torch.func was at work"
+        for layer in self._compiled:
+            found[Kind.OUTPUT_GRADIENT, layer.name] = "inside a region compiled by torch.compile"
+        if self._compiled:
+            found["functional activations", None] = "inside a region compiled by torch.compile"
+        return found
 
     def collect(self, step: int) -> Deferred:
         """Rows about what was sampled since the last call: outputs and inputs."""

@@ -164,7 +164,7 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
     says nothing new (dropout, pooling, reshaping). A parameter that the outermost module owns is
     a layer under its own name. Shared modules and parameters are listed once. With several
     models each name starts with the model's class (and its number, where classes repeat). Of a
-    model in `DistributedDataParallel` the names are those of the model inside.
+    model in `DistributedDataParallel`, or compiled, the names are those of the model inside.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Dropout(), nn.Linear(3, 1))
@@ -183,6 +183,7 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
             if module in seen_modules:
                 continue
             seen_modules.add(module)
+            name = name.replace("_orig_mod.", "")  # noqa: PLW2901
             for layer in _layers_of(module, ".".join(filter(None, (prefix, name))), name == ""):
                 own = [stored.get(p, p) for p in layer.parameters]
                 layer.parameters = [p for p in own if p not in seen_parameters]
@@ -194,10 +195,19 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model that a data-parallel wrapper holds."""
-    while isinstance(model, (DataParallel, DistributedDataParallel)):
-        model = model.module
-    return model
+    """The model that a data-parallel wrapper or a compiled module holds."""
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        elif _is_compiled(model):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made a module; told by its name, which costs no import."""
+    return type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod")
 
 
 def _layers_of(module: nn.Module, name: str, is_root: bool) -> Iterator[Layer]:

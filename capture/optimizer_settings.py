@@ -97,7 +97,7 @@ def eps_as_stored(optimizer: Optimizer) -> tuple[float, str]:
         for dtype in {_state_dtype(optimizer, p) for p in group["params"]}:
             if not dtype.is_floating_point:
                 continue
-            stored = float(torch.tensor(eps, dtype=torch.float64).to(dtype))
+            stored = float(torch.tensor(eps, dtype=torch.float64, device="cpu").to(dtype))
             if not least <= stored:
                 least, name = stored, str(dtype).removeprefix("torch.")
     return least, name

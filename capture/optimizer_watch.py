@@ -15,6 +15,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from neuraldbg.capture.late_number import late
+from neuraldbg.capture.parameter_sampler import norms
+
 
 def watch_optimizers(
     before: Callable[[Optimizer, bool], None], after: Callable[[Optimizer], None]
@@ -63,19 +66,43 @@ class OptimizerRecord:
     backward_calls: int = 0
     backward_seen: int = 0
     steps: int = 0
+    _norms: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
     def gradient_kept(self) -> float:
         """1 where most gradients of the last step were still there at every backward since."""
         known = self.backward_calls > 0 and self.backward_seen == self.backward_calls
         if not self.steps or not known or not self.held:
             return float("nan")
-        return float(len(self.unset_since_step) < len(self.held) / 2)
+        few = len(self.held) / 2
+        if not self._norms:
+            return float(len(self.unset_since_step) < few)
+        absent, seen = {id(p) for p in self.unset_since_step}, self._norms
+
+        def kept() -> float:
+            zero = {
+                p for ids, found in seen for p, n in zip(ids, found.tolist(), strict=True) if not n
+            }
+            return float(len(absent | zero) < few)
+
+        return late(kept)
+
+    def note_unset(self, unset: Callable[[set[Parameter]], set[Parameter]]) -> None:
+        """Find out which gradients were reset; of those on an accelerator, when asked for."""
+        self.backward_seen += 1
+        left = self.held - self.unset_since_step
+        elsewhere = [p for p in left if p.grad is not None and not p.grad.is_cpu]
+        if elsewhere:
+            found = norms([p.grad for p in elsewhere if p.grad is not None])
+            self._norms.append(([id(p) for p in elsewhere], found))
+            left = left.difference(elsewhere)
+        self.unset_since_step |= unset(left)
 
     def close_step(self) -> None:
         """Count a step and start afresh for the next."""
         self.steps += 1
         self.backward_calls = self.backward_seen = 0
         self.unset_since_step = set()
+        self._norms = []
 
 
 def parameters_of(optimizer: Optimizer) -> set[Parameter]:
@@ -152,8 +179,7 @@ class OptimizerRegistry:
         for record in self._records.values():
             record.backward_calls += 1
             if record.steps and unset is not None:
-                record.backward_seen += 1
-                record.unset_since_step |= unset(record.held - record.unset_since_step)
+                record.note_unset(unset)
 
     def held(self) -> set[Parameter]:
         """The watched parameters that some optimizer holds."""

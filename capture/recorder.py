@@ -123,7 +123,7 @@ class Recorder:
         self.log.rank = self._rank.number
         self.step = self.steps_seen
         self._optimizers.clear()
-        self._forward.attach(self.layers, self.probes)
+        self._forward.attach(self.models, self.layers, self.probes)
         self.probes.attach()
         wrap = self.guard.wrap
         self._stops = [

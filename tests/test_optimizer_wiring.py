@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-import torch.nn.functional as F
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import clip_grad_norm_ as clip_imported_early
 
 from neuraldbg import EventType, NeuralDbg
@@ -383,6 +383,22 @@ def test_an_adversarial_loop_is_no_fault() -> None:
             F.softplus(-model["D"](model["G"](x))).mean().backward()
             of_generator.step()
     assert events_of(debugger) == {}
+
+
+@pytest.mark.parametrize("of", [torch.optim.SGD, torch.optim.Adam])
+def test_accumulation_and_clipping_make_no_device_wait(of: type[Optimizer]) -> None:
+    with torch.device("meta"):  # any read of a value raises there
+        model = network()
+        optimizer = of(model.parameters(), lr=0.01)
+        with NeuralDbg(model) as debugger:
+            for step in range(30):
+                for _ in range(3):
+                    (model(torch.randn(4, 8)).mean() / 3).backward()
+                clip_imported_early(model.parameters(), 1.0)
+                nn.utils.clip_grad_value_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+    assert debugger.faults == []
 
 
 # Learning rate ----------------------------------------------------------------------------------

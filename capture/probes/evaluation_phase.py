@@ -21,8 +21,8 @@ from neuraldbg.capture.evaluation_loss import (
     training_loss,
 )
 from neuraldbg.capture.first_tensor import first_tensor
-from neuraldbg.capture.forward_sampler import LayerHook
 from neuraldbg.capture.late_rows import LateRows
+from neuraldbg.capture.layer_hook import LayerHook
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.loss_function_watch import LossCall, watch_loss_functions
 from neuraldbg.capture.pace import Pace
