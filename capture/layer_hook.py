@@ -32,15 +32,19 @@ class LayerHook:
     ) -> None:
         self._layer = layer
         self._module = layer.module
+        # Compiled code checks numbers, not whether a module is the same object: with this it is
+        # not taken for that of a copy of the model.
+        self._identity = id(layer.module)
         self._callback = callback
         self._region = region
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Pass the call on if it is of the watched module itself."""
-        if module is not self._module:
-            return
         if torch.compiler.is_compiling():
-            self._trace(args, output)
+            if id(module) == self._identity:
+                self._trace(args, output)
+            return
+        if module is not self._module:
             return
         self._callback(self._layer, args, output)
 
