@@ -58,6 +58,7 @@ class ForwardSampler:
     _sampled: set[Layer] = field(default_factory=set)
     _previous: Layer | None = None
     _cut: bool = False
+    _thorough: bool = True
     _unseen: set[Layer] = field(default_factory=set)
     _all_hooked: bool = False
     _sampled_evaluation: bool = False
@@ -92,12 +93,16 @@ class ForwardSampler:
         self._numbered = -1
         self._hook()
 
-    def arm(self, armed: bool) -> None:
+    def arm(self, armed: bool, thorough: bool = True) -> None:
         """Sample the passes from now on, or let them be.
+
+        With `thorough`, what a pass is made of is looked at too: which layers read the batch, what
+        the graph consists of.
 
         A module with a hook is called more slowly, so while nothing is sampled only the sentinels
         keep theirs.
         """
+        self._thorough = thorough
         if armed == self.armed:
             return
         self.armed = armed
@@ -168,6 +173,13 @@ class ForwardSampler:
         if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             self._unseen.add(layer)
             return
+        if layer.called and not self._thorough:
+            if layer in self.sentinels:
+                self._note_entry(layer, args)
+            self._sample(layer, tensor.detach())
+            self._previous = layer
+            self._probes.call("on_forward", layer, args, output)
+            return
         if not layer.called:
             layer.called = True
             self._order.append(layer)
@@ -208,9 +220,12 @@ class ForwardSampler:
         """Whether a call is surely not of training; calls of evaluations are passed on."""
         assert self._probes is not None
         with_gradient = torch.is_grad_enabled()
+        trains = layer.module is None or layer.module.training
+        if with_gradient and trains and not self.evaluated:
+            return False  # the usual case, at once
         if with_gradient and torch._C._current_graph_task_id() != -1:
             return False  # a recompute of activation checkpointing
-        if not with_gradient or (layer.module is not None and not layer.module.training):
+        if not with_gradient or not trains:
             self.evaluated.add(layer)
             self._probes.call_on_evaluation("on_evaluation", layer, args, output)
             # With gradients it shows later what it was: when no backward pass follows.

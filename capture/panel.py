@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from neuraldbg.series import DETAIL, Kind
+from neuraldbg.series import DETAIL, HELD, Kind
 
 
 class Panel:
@@ -63,11 +63,16 @@ class Panel:
         return np.array(lookup)[names.codes.to_numpy()]
 
     def __getitem__(self, column: str) -> np.ndarray:
-        """The column as a matrix, NaN where a layer was not observed at a step."""
+        """The column as a matrix, NaN where a layer was not observed at a step.
+
+        What is looked at now and then holds until it is looked at again (`series.HELD`).
+        """
         matrix = self._matrices.get(column)
         if matrix is None:
             matrix = np.full((len(self.steps), len(self.layers)), np.nan)
             matrix[self._step_codes, self._layer_codes] = self._rows[column].to_numpy()
+            if column in HELD:
+                matrix = pd.DataFrame(matrix).ffill().to_numpy()
             self._matrices[column] = matrix
         return matrix
 

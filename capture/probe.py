@@ -40,6 +40,8 @@ class RunView(Protocol):
         layers_with_parameters: Those that own parameters.
         watched_parameters: All of these parameters.
         armed: Whether the step now running is captured.
+        thorough: Whether it is looked at with all there is: so are the first captured steps, and
+            of later ones every so many.
         producers: The `grad_fn` of each sampled output of the pass now running, with its layer.
         passes: Backward passes of the watched models so far, the one now running included.
         batch: The raw tensors that entered the models in the pass now running.
@@ -58,6 +60,8 @@ class RunView(Protocol):
     def watched_parameters(self) -> set[Parameter]: ...  # noqa: D102
     @property
     def armed(self) -> bool: ...  # noqa: D102
+    @property
+    def thorough(self) -> bool: ...  # noqa: D102
     @property
     def producers(self) -> Mapping[Node, Layer]: ...  # noqa: D102
     @property
@@ -118,6 +122,8 @@ class Probe:
     Attributes:
         every_step: Whether the methods are called at every step, or (default) at captured ones.
             May change from step to step: while it is true nothing can rest.
+        rarely: Whether they are called only at captured steps that are looked at thoroughly; what
+            it tells is taken to hold until it tells otherwise.
         when_broken: Whether `before_backward` is called at any step whose loss is not finite, and
             `after_backward` (just before the optimizer steps) where the gradient is not.
         facts_at_rest: Whether `optimizer_facts` is asked for at every step, captured or not, with
@@ -126,6 +132,7 @@ class Probe:
     """
 
     every_step: bool = False
+    rarely: ClassVar[bool] = True
     when_broken: ClassVar[bool] = False
     facts_at_rest: ClassVar[bool] = False
     sees_evaluations: ClassVar[bool] = False
@@ -196,6 +203,8 @@ class Probes:
             run.guard.wrap(lambda kind=kind: self.probes.append(kind(run)), kind.__name__)()
         self._last_facts: dict[str, float | str] | None = None
         self._calls = {name: self._guarded(name) for name in _CALLBACKS}
+        self._due: dict[str, list[Callable[..., None]]] = {}
+        self.select(armed=True, thorough=True)
         self._frames = self._guarded("frame", lambda found, rows: found.extend(rows))
         self._coverage = self._guarded("coverage", lambda found, seen: found.update(seen))
         self._facts = {
@@ -228,10 +237,22 @@ class Probes:
 
     def call(self, name: str, *args: Any) -> None:
         """Call all probes that implement a callback and are due."""
-        armed = self._run.armed
-        for probe, callback in self._calls[name]:
-            if armed or probe.every_step:
-                callback(*args)
+        for callback in self._due[name]:
+            callback(*args)
+
+    def select(self, armed: bool, thorough: bool) -> None:
+        """Decide which probes are called until the next call of this.
+
+        Args:
+            armed: Whether the coming step is captured.
+            thorough: Whether it is looked at thoroughly.
+        """
+        for name, calls in self._calls.items():
+            self._due[name] = [
+                callback
+                for probe, callback in calls
+                if probe.every_step or (armed and (thorough or not probe.rarely))
+            ]
 
     def call_broken(self, name: str, *args: Any) -> None:
         """Call those that want to know of values that are not finite at any step."""
@@ -261,11 +282,16 @@ class Probes:
         for _, callback in self._calls["detach"]:
             callback()
 
-    def frame(self) -> list[Deferred]:
-        """What all have to say about the captured step that now ends."""
+    def frame(self, thorough: bool) -> list[Deferred]:
+        """What all have to say about the captured step that now ends.
+
+        Args:
+            thorough: Whether it was looked at thoroughly.
+        """
         found: list[Deferred] = []
-        for _, callback in self._frames:
-            callback(found)
+        for probe, callback in self._frames:
+            if thorough or not probe.rarely:
+                callback(found)
         return found
 
     def coverage(self) -> dict[tuple[str, str | None], str]:

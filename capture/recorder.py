@@ -51,6 +51,10 @@ from neuraldbg.capture.trip import Trip
 from neuraldbg.event_table import build_event_table, events_from_table
 from neuraldbg.thresholds import Thresholds
 
+_THOROUGH_STEPS = 64
+"""Captured steps from the start that are looked at with all there is."""
+_THOROUGH_PERIOD = 16
+"""Of later captured steps, the distance between those that are."""
 _MOST_MICRO_BATCHES = 64
 """Backward calls that may come before the first optimizer step and still belong to it."""
 
@@ -100,6 +104,7 @@ class Recorder:
         self._depth = 0  # of backward passes inside one another
         self._foreign = False  # whether the backward pass now running is of other models
         self._foreign_seen = False  # whether there ever was one
+        self._thorough = True  # whether the step now running is looked at with all there is
         self._resting = False  # whether only loss and norm are looked at until the next step
         self._passes = 0
         self._rank = current_rank()
@@ -231,6 +236,11 @@ class Recorder:
         return self._forward.armed or bool(self._pending.rows or self._pending.gradients)
 
     @property
+    def thorough(self) -> bool:
+        """Whether the step now running is looked at with all there is."""
+        return self._thorough
+
+    @property
     def producers(self) -> Mapping[Node, Layer]:
         """The `grad_fn` of each sampled output of the pass now running, with its layer."""
         return self._forward.producers
@@ -333,10 +343,12 @@ class Recorder:
         if not self._optimizers and self._pending.losses:
             self._close_step_without_optimizer()
         armed = self._forward.armed
-        if armed:
+        thorough = armed and self._thorough
+        if thorough:
             self._refresh_layers()
-        self._optimizers.note_backward(self._parameters.sampler.unset_gradients if armed else None)
-        if armed and roots:
+        unset = self._parameters.sampler.unset_gradients
+        self._optimizers.note_backward(unset if thorough else None)
+        if thorough and roots:
             self._losses.sample_functional_activations(roots[0])
         self.probes.call("before_backward", roots)
         self._note_loss(roots)
@@ -376,7 +388,7 @@ class Recorder:
             self.probes.call("before_step", optimizer)
         if not has_closure:
             self._read_gradients(record)
-        if self.armed:
+        if self.armed and self._thorough:
             record.held = parameters_of(optimizer) & self._watched  # groups can grow at any time
             self._parameters.sampler.read_weights_before()
 
@@ -434,7 +446,9 @@ class Recorder:
         pending = self._pending
         if self.armed:
             neighbours = (self.step - 1, self.step + 1)
-            paired = any(self._captures(step) for step in neighbours if step >= 0)
+            paired = self._thorough and any(
+                self._captures(step) for step in neighbours if step >= 0
+            )
             pending.gradients.append(self._parameters.gradient_rows(self.step, record, paired))
         if pending.norm is None:
             held, number = (record.held, record.number) if record else (self._watched, 0)
@@ -453,7 +467,7 @@ class Recorder:
             if record is not None:
                 rows.append(self._forward_rows())
             rows += self._parameters.weight_rows(self.step, record)
-            self._transfers.send(self.step, rows + self.probes.frame())
+            self._transfers.send(self.step, rows + self.probes.frame(self._thorough))
             self._captured_steps += 1
         self._pulse(record, optimizer, applied)
         if record is not None:
@@ -502,5 +516,9 @@ class Recorder:
 
     def _arm(self, step: int) -> None:
         armed = self._captures(step)
-        self._forward.arm(armed)
+        self._thorough = (
+            self._captured_steps < _THOROUGH_STEPS or self._captured_steps % _THOROUGH_PERIOD == 0
+        )
+        self._forward.arm(armed, self._thorough)
+        self.probes.select(armed, self._thorough)
         self._resting = not armed and bool(self._optimizers) and not self.probes.restless

@@ -182,7 +182,7 @@ class RunLog:
         names = ("step", "layer", "layer_index", "kind", *STATISTICS, *FLAGS, DETAIL)
         columns = {name: _concatenate(name, parts) for name in names}
         columns["rank"] = np.full(len(columns["step"]), self.rank)
-        table = _one_row_each(build_series(columns))
+        table = _unscaled(_one_row_each(build_series(columns)))
         return table.sort_values(["step", "kind", "layer_index"], kind="stable").reset_index(
             drop=True
         )
@@ -220,6 +220,24 @@ def _one_row_each(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _unscaled(table: pd.DataFrame) -> pd.DataFrame:
+    """Divide by the scale of a gradient scaler what was read while it was multiplied with it."""
+    scales = table.loc[table["loss_scale"].notna()].groupby("step")["loss_scale"].last()
+    if scales.empty:
+        return table
+    scale = table["step"].map(scales).astype("float32").to_numpy()
+    loss = (table["kind"] == Kind.LOSS.value) & (table["evaluation"].fillna(0.0) == 0.0)
+    kept = (table["loss_scaled"] == 1) & (table["kind"] == Kind.GRADIENT.value)
+    for chosen, names in ((loss, _OF_THE_LOSS), (kept, ("norm", "rms"))):
+        rows = chosen.to_numpy() & ~np.isnan(scale)
+        for name in names:
+            table.loc[rows, name] = table.loc[rows, name] / scale[rows]
+    return table
+
+
+_OF_THE_LOSS = ("value", "expected", "lowest", "highest")
+
+
 def _block_columns(block: Block) -> dict[str, Any]:
     columns = dict(block.columns)
     main = columns.get(MAIN_STATISTIC.get(block.kind, ""))
@@ -253,11 +271,15 @@ def _loss_columns(pulses: Sequence[Pulse]) -> dict[str, Any]:
 
 
 def _optimizer_columns(pulses: Sequence[Pulse]) -> dict[str, Any]:
+    facts = _fact_columns([pulse.optimizer_facts or {} for pulse in pulses])
+    applied = np.array([pulse.applied for pulse in pulses], dtype=float)
+    # A fused optimizer is called at a skipped step too, and tells so itself.
+    told = facts.get("step_applied", np.full(len(pulses), np.nan)).astype(float)
     return _pulse_keys(pulses, Kind.OPTIMIZER) | {
         "value": np.array([pulse.learning_rate for pulse in pulses]),
         "micro_batches": np.array([pulse.micro_batches for pulse in pulses], dtype=float),
-        "step_applied": np.array([pulse.applied for pulse in pulses], dtype=float),
-        **_fact_columns([pulse.optimizer_facts or {} for pulse in pulses]),
+        **facts,
+        "step_applied": np.where(np.isnan(told), applied, told),
     }
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from neuraldbg.explanations import Explanations
     from neuraldbg.failure_modes import FailureMode
     from neuraldbg.hypotheses import CausalHypothesis, Finding, RootCause
+    from neuraldbg.stored_run import StoredRun, load
     from neuraldbg.thresholds import Thresholds
 
 __version__ = "0.1.0"
@@ -32,7 +33,9 @@ _HOMES = {
     "NeuralDbg": "neuraldbg.debugger",
     "RootCause": "neuraldbg.hypotheses",
     "SemanticEvent": "neuraldbg.events",
+    "StoredRun": "neuraldbg.stored_run",
     "Thresholds": "neuraldbg.thresholds",
+    "load": "neuraldbg.stored_run",
     "trace_causal_chain": "neuraldbg.causal_chain",
 }
 
@@ -47,7 +50,9 @@ __all__ = [
     "NeuralDbg",
     "RootCause",
     "SemanticEvent",
+    "StoredRun",
     "Thresholds",
+    "load",
     "trace_causal_chain",
 ]
 

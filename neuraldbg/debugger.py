@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -9,23 +10,17 @@ from typing import TYPE_CHECKING, Self
 import pandas as pd
 
 from neuraldbg.capture import Budget, Cost, Recorder, Schedule
-from neuraldbg.causal_chain import build_causal_graph, trace_causal_chain
-from neuraldbg.event_table import events_from_table
-from neuraldbg.events import EventType, SemanticEvent
-from neuraldbg.explanations import Explanations
-from neuraldbg.failure_modes import FailureMode
-from neuraldbg.hypotheses import RootCause
-from neuraldbg.mermaid import causal_graph_to_mermaid
-from neuraldbg.ranking import Support, rank_hypotheses
+from neuraldbg.diagnosis import Diagnosable
 from neuraldbg.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from neuraldbg.capture.run_stream import RunStream
     from neuraldbg.models import FailureNetwork
 
 
-class NeuralDbg:
+class NeuralDbg(Diagnosable):
     """Watches a training loop and explains why it failed.
 
     Wrap an ordinary loop and ask afterwards (or at any time inside). The loop itself stays as it
@@ -39,10 +34,16 @@ class NeuralDbg:
             allows.
         schedule: Which steps are captured instead, whatever that costs.
         network: The Bayesian network to reason with; the shipped one if left out.
+        run: Folder to keep the run in while it goes on, for `neuraldbg.load`: a path, or a URL
+            that fsspec knows, such as ``s3://bucket/runs/today``. It is opened when the ``with``
+            begins; from then on nothing that goes wrong with it reaches the loop.
+        overwrite: Replace a run that the folder holds already.
 
     Raises:
         TypeError: no module was given, or something that is none.
         ValueError: the overhead is not above 0.
+        OSError: when the ``with`` begins, the folder is in use (`RunInUseError`), holds a run
+            (`RunExistsError`), or cannot be written to.
 
     Example:
         >>> import torch
@@ -65,6 +66,8 @@ class NeuralDbg:
         overhead: float = 0.02,
         schedule: Schedule | None = None,
         network: FailureNetwork | None = None,
+        run: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
     ) -> None:
         self.thresholds = thresholds or Thresholds()
         self._recorder = Recorder(
@@ -73,9 +76,21 @@ class NeuralDbg:
         self._network = network
         self._events: tuple[int, pd.DataFrame] | None = None
         self._series: tuple[int, pd.DataFrame] | None = None
+        self._run = run
+        self._overwrite = overwrite
+        self._stream: RunStream | None = None
 
     def __enter__(self) -> Self:
+        if self._run is not None:
+            # Only a run that is kept needs Arrow and fsspec.
+            from neuraldbg.capture.run_stream import RunStream
+
+            if self._stream is None:
+                self._stream = RunStream(self._recorder, self._run, self._overwrite)
+            self._stream.open()
         self._recorder.attach()
+        if self._stream is not None:
+            self._stream.follow()
         return self
 
     def __exit__(
@@ -85,6 +100,8 @@ class NeuralDbg:
         traceback: TracebackType | None,
     ) -> None:
         self._recorder.detach()
+        if self._stream is not None:
+            self._stream.close(error)
 
     def record(self, **metrics: object) -> None:
         """Keep numbers that only the training script knows: validation loss, accuracy, ...
@@ -131,6 +148,11 @@ class NeuralDbg:
         return self._events[1]
 
     @property
+    def steps(self) -> int:
+        """Steps of the run so far."""
+        return self._recorder.steps_seen
+
+    @property
     def faults(self) -> list[tuple[int, str]]:
         """Faults of NeuralDBG's own during the run, as (step, message); empty if all went well."""
         return list(self._recorder.guard.faults)
@@ -148,65 +170,6 @@ class NeuralDbg:
     def cost(self) -> Cost:
         """What capture has cost so far, by its own clock."""
         return self._recorder.cost
-
-    def explain_failure(self) -> Explanations:
-        """Ranked hypotheses about the run, most probable first, ``healthy`` and ``unknown`` too.
-
-        Works inside the ``with`` as well, on what has been seen so far.
-        """
-        network = self._failure_network()
-        events = events_from_table(self.events)
-        evidence = network.read_evidence(self.events, self.series)
-        posterior = network.posterior(evidence)
-        supports = {
-            cause: self._support(network, cause, evidence, events) for cause in posterior.causes
-        }
-        graph = build_causal_graph(events, self.thresholds)
-        return Explanations(
-            rank_hypotheses(posterior.ranked(), supports, graph), steps=self._recorder.steps_seen
-        )
-
-    def _support(
-        self,
-        network: FailureNetwork,
-        cause: FailureMode,
-        evidence: dict[str, str],
-        events: list[SemanticEvent],
-    ) -> Support:
-        findings = network.findings(cause, evidence)
-        behind = {f.observation: network.events_behind(f, events) for f in findings}
-        return Support(findings, behind)
-
-    def _failure_network(self) -> FailureNetwork:
-        if self._network is None:
-            # Importing pgmpy takes seconds: only a run that is to be explained pays for it.
-            from neuraldbg.models import default_network
-
-            self._network = default_network()
-        return self._network
-
-    def get_root_causes(self) -> list[RootCause]:
-        """Where each failure first originated: cause, probability, layer and step.
-
-        Empty for a healthy run.
-        """
-        return self.explain_failure().root_causes()
-
-    def trace_causal_chain(self, event_type: EventType | str) -> tuple[SemanticEvent, ...]:
-        """The events that lead to the first event of a type, in causal order.
-
-        Args:
-            event_type: An `EventType` or its value.
-
-        Raises:
-            ValueError: the value names no event type; the message lists those that exist.
-        """
-        return trace_causal_chain(events_from_table(self.events), event_type, self.thresholds)
-
-    def export_mermaid_causal_graph(self) -> str:
-        """The causal graph over the run's events as a Mermaid flowchart."""
-        graph = build_causal_graph(events_from_table(self.events), self.thresholds)
-        return causal_graph_to_mermaid(graph)
 
 
 def _modules(given: tuple[object, ...]) -> list[nn.Module]:

@@ -110,6 +110,17 @@ FLAGS: dict[str, str] = {
 """Columns that change the meaning of a number, float32 so that NaN can say 'not known'."""
 
 KEYS = ("step", "rank", "layer", "layer_index", "kind")
+HELD = frozenset(
+    {
+        "batch_size", "called", "clipped", "consumed", "dead_fraction", "decoupled_decay",
+        "drop_probability", "flushed_fraction", "format_share", "fresh", "in_optimizer",
+        "learning_rate", "loss_scaled", "model_training", "reached", "registered",
+        "running_distance", "running_lag", "saturated_fraction", "silent_fraction", "trainable",
+        "training", "values_per_channel", "weight_decay",
+    }
+)  # fmt: skip
+"""Columns that are looked at now and then: between two looks the last one holds."""
+
 DETAIL = "detail"
 """The one column of text: what no number says, such as an operation, shapes or a number format."""
 COLUMNS = (*KEYS, *STATISTICS, *FLAGS, DETAIL)

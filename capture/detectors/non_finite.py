@@ -31,10 +31,20 @@ def detect_non_finite(panels: Panels, thresholds: Thresholds) -> Iterator[Semant
     """
     for kind, target, event_type in _SOURCES:
         panel = panels.of(kind, target)
-        yield from _events(panel, panel["nonfinite_fraction"], event_type)
+        share = panel["nonfinite_fraction"]
+        if kind is Kind.GRADIENT:
+            share = np.where(_is_skipped(panels, panel)[:, None], 0.0, share)
+        yield from _events(panel, share, event_type)
     loss = panels.of(Kind.LOSS)
     yield from _events(loss, loss["nonfinite_fraction"], EventType.LOSS_NON_FINITE)
     yield from detect_undefined_operation(panels, thresholds)
+
+
+def _is_skipped(panels: Panels, panel: Panel) -> np.ndarray:
+    """Steps that a gradient scaler kept from being applied: it finds its scale by overflowing."""
+    optimizer = panels.of(Kind.OPTIMIZER)
+    skipped = optimizer.steps[(optimizer["step_applied"] == 0).any(axis=1)]
+    return np.isin(panel.steps, skipped)
 
 
 def _events(panel: Panel, share: np.ndarray, event_type: EventType) -> Iterator[SemanticEvent]:

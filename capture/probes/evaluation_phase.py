@@ -72,6 +72,7 @@ class EvaluationPhase(Probe):
     first. Then all of it is dropped.
     """
 
+    rarely = False
     sees_evaluations: ClassVar[bool] = True
 
     def __init__(self, run: RunView) -> None:

@@ -25,6 +25,7 @@ class GradientClipping(Probe):
     Of several calls in one step the one that cuts most counts.
     """
 
+    rarely = False
     facts_at_rest = True
 
     def __init__(self, run: RunView) -> None:

@@ -24,6 +24,7 @@ class LossScaling(Probe):
     scaled gradients and a number (`found_inf`) that keeps it from applying the step.
     """
 
+    rarely = False
     facts_at_rest = True
 
     def __init__(self, run: RunView) -> None:

@@ -23,6 +23,8 @@ step does not fill the log."""
 class Metrics(Probe):
     """Rows of kind metric, the metric's name in the place of a layer's."""
 
+    rarely = False
+
     def __init__(self, run: RunView) -> None:
         super().__init__(run)
         self._rows = LateRows(run.log_rows)

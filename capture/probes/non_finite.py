@@ -53,6 +53,7 @@ class NonFinite(Probe):
     every pass. On accelerators, where a look would make the device wait, none of this is done.
     """
 
+    rarely = False
     when_broken = True
 
     def __init__(self, run: RunView) -> None:

@@ -72,7 +72,7 @@ class ParameterWiring(Probe):
         self._strangers = Strangers()
 
     def attach(self) -> None:  # noqa: D102
-        self._stop = watch_optimizers(self.run.guard.wrap(self._note_optimizer), _ignore)
+        self._stop = watch_optimizers(self._note_optimizer, _ignore)
 
     def detach(self) -> None:  # noqa: D102
         if self._stop is not None:
