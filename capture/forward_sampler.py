@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from neuraldbg.capture.activation_health import Activation, UnitHistories
 from neuraldbg.capture.blocks import Block
-from neuraldbg.capture.compiled_regions import CompiledRegion, HookGuards, device_of
+from neuraldbg.capture.compiled_regions import CompiledRegions
 from neuraldbg.capture.first_tensor import first_tensor
 from neuraldbg.capture.functional_activations import FunctionalActivation
 from neuraldbg.capture.graph_walk import Node
@@ -68,20 +68,22 @@ class ForwardSampler:
     _handles: dict[Layer, RemovableHandle] = field(default_factory=dict)
     _layers: list[Layer] = field(default_factory=list)
     _probes: Probes | None = None
-    _guards: HookGuards = field(default_factory=HookGuards)
-    _regions: dict[Layer, CompiledRegion] = field(default_factory=dict)
-    _compiled: set[Layer] = field(default_factory=set)
+    _hidden: bool = False
+    _unhooked: set[Layer] = field(default_factory=set)
+    _regions: CompiledRegions = field(init=False)
+    _evaluated_compiled: set[Layer] = field(default_factory=set)
     _callback: Callable[[Layer, Any, Any], None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._callback = self.guard.wrap(self._on_forward)
         self._histories = UnitHistories(self.dead_samples)
+        self._regions = CompiledRegions(self.guard, self)
 
     def attach(self, models: Sequence[nn.Module], layers: Iterable[Layer], probes: Probes) -> None:
         """Watch these models' layers, armed, and tell the probes of their calls."""
         self._probes = probes
         self._layers = list(layers)
-        self._guards.begin(models)
+        self._regions.attach(models, self._layers)
         self.armed = False
         self.arm(True)
 
@@ -90,6 +92,7 @@ class ForwardSampler:
         self._layers = list(layers)
         for layer in set(self._handles).difference(self._layers):
             self._handles.pop(layer).remove()
+        self._regions.watch(self._layers)
         self._numbered = -1
         self._hook()
 
@@ -103,6 +106,7 @@ class ForwardSampler:
         keep theirs.
         """
         self._thorough = thorough
+        self._regions.ensure()
         if armed == self.armed:
             return
         self.armed = armed
@@ -115,34 +119,43 @@ class ForwardSampler:
             self._hook()
 
     def _hook(self) -> None:
+        if self._hidden:
+            return
         for layer in self._layers:
             wanted = self.armed or self._all_hooked or layer in self.sentinels or not self.sentinels
-            wanted = wanted or layer in self._compiled  # else it would be compiled anew
+            wanted = wanted and layer not in self._unhooked
             if wanted and layer not in self._handles and layer.module is not None:
-                hook = LayerHook(layer, self._callback, self._region(layer))
+                hook = LayerHook(layer, self._callback)
                 self._handles[layer] = layer.module.register_forward_hook(hook)
             elif not wanted and layer in self._handles:
                 self._handles.pop(layer).remove()
 
-    def _region(self, layer: Layer) -> CompiledRegion:
-        region = self._regions.get(layer)
-        if region is None:
+    def hide_hooks(self) -> None:
+        """Remove the hooks while something is compiled: they would be compiled too."""
+        self._hidden = True
+        self._unhook()
 
-            def receive(value: Tensor, is_input: bool) -> None:
-                if self.armed or layer not in self._compiled:
-                    guarded(layer, value, is_input)
+    def show_hooks(self) -> None:
+        """Put them back; compiled code does not call them."""
+        self._hidden = False
+        self._hook()
 
-            guarded = self.guard.wrap(self._on_compiled)
-            device = device_of([layer.module] if layer.module is not None else [])
-            region = self._regions[layer] = CompiledRegion(receive, device)
-        return region
+    def leave_unhooked(self, layers: Iterable[Layer]) -> None:
+        """Hook these layers no more: compiled code would not be used while they have hooks."""
+        if not self._unhooked.issuperset(found := set(layers)):
+            self._unhooked |= found
+            self._hook()
 
-    def detach(self) -> None:
-        """Remove all hooks and let go of the model's tensors."""
+    def _unhook(self) -> None:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-        self._guards.end()
+
+    def detach(self) -> None:
+        """Remove all hooks and let go of the model's tensors."""
+        self._unhook()
+        self._regions.detach()
+        self._hidden = False
         if self.evaluated:
             self._end_evaluation(was_one=True)
         self.armed = self._all_hooked = False
@@ -155,6 +168,7 @@ class ForwardSampler:
         if self.evaluated:
             self._end_evaluation(was_one=False)
         self._sampled_evaluation = False
+        self._evaluated_compiled.clear()
         self.began = False
         self._previous = None
         self._cut = False
@@ -194,20 +208,41 @@ class ForwardSampler:
         self._previous = layer
         self._probes.call("on_forward", layer, args, output)
 
-    def _on_compiled(self, layer: Layer, value: Tensor, is_input: bool) -> None:
-        """A value handed over by compiled code that runs."""
-        self._compiled.add(layer)
-        if not self.armed or torch._C._current_graph_task_id() != -1:
-            return
-        if is_input:
-            if layer not in self._sampled and self._previous is None and value.numel():
-                self._buffer.copy((layer, "input"), value, layer.unit_axis(value.dim(), None))
-            return
+    def enter_compiled(self, entries: Sequence[tuple[Layer, Tensor]]) -> None:
+        """Compiled code of the models begins a training pass; see `compiled_regions.Sampler`."""
+        self.began = True
+        self.batch.update(entries)
+
+    def sample_compiled(self, layer: Layer, value: Tensor, entry: Tensor | None, cut: bool) -> None:
+        """Take the output of a layer inside compiled code; see `compiled_regions.Sampler`."""
+        self._tell_evaluation_apart(layer)
         if not layer.called:
             layer.called = True
             self._order.append(layer)
+        if entry is not None and not self._cut and layer not in self._sampled:
+            self._copy_input(layer, entry)
+        self._cut |= cut
         self._sample(layer, value)
         self._previous = layer
+
+    def sample_function(
+        self, layer: Layer, value: Tensor, bounds: tuple[float, float] | None
+    ) -> None:
+        """Take what a function made of a layer's output inside compiled code."""
+        if self._thorough:
+            self.sample_activations([FunctionalActivation(layer, value, bounds)])
+
+    def _tell_evaluation_apart(self, layer: Layer) -> None:
+        """Drop what was sampled of an evaluation that ran with gradients before this call."""
+        if layer.module is not None and not layer.module.training:
+            self._evaluated_compiled.add(layer)
+        elif layer in self._evaluated_compiled:
+            self._drop_samples()
+
+    def _drop_samples(self) -> None:
+        self._buffer.drain()
+        self._sampled.clear()
+        self.release()
 
     def _sample(self, layer: Layer, tensor: Tensor) -> None:
         """Copy a sample of a layer's output, of the first call in a pass."""
@@ -234,9 +269,7 @@ class ForwardSampler:
         if layer in self.evaluated:
             self._end_evaluation(was_one=True)
             if self._sampled_evaluation:  # it would pass for a sample of the step
-                self._buffer.drain()
-                self._sampled.clear()
-                self.release()
+                self._drop_samples()
         return False
 
     def _end_evaluation(self, was_one: bool) -> None:
@@ -274,6 +307,9 @@ class ForwardSampler:
             return
         self.sentinels.add(layer)
         self.batch[layer] = value
+        self._copy_input(layer, value)
+
+    def _copy_input(self, layer: Layer, value: Tensor) -> None:
         if value.dim() and value.numel():
             axis = layer.unit_axis(value.dim(), None)
             self._buffer.copy((layer, "input"), value, axis)
@@ -302,11 +338,7 @@ class ForwardSampler:
             found["functional activations", None] = "saved tensors are packed (checkpointing)"
         for layer in self._unseen:
             found[Kind.OUTPUT, layer.name] = "its output holds no tensor, or torch.func was at work"
-        for layer in self._compiled:
-            found[Kind.OUTPUT_GRADIENT, layer.name] = "inside a region compiled by torch.compile"
-        if self._compiled:
-            found["functional activations", None] = "inside a region compiled by torch.compile"
-        return found
+        return found | self._regions.coverage()
 
     def collect(self, step: int) -> Deferred:
         """Rows about what was sampled since the last call: outputs and inputs."""

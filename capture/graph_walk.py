@@ -78,7 +78,8 @@ def reaches(root: Tensor, parameters: Container[Tensor]) -> bool:
 
     The parameters of a last layer stand near the root, so that a loss of one's own is told after
     a few nodes. A graph too large to walk counts as one that does, and so does one with custom
-    functions in it: reentrant checkpointing hides everything behind one.
+    functions in it: reentrant checkpointing hides everything behind one. Code compiled by
+    `torch.compile` is one node that hides nothing.
 
     Example:
         >>> weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
@@ -89,8 +90,14 @@ def reaches(root: Tensor, parameters: Container[Tensor]) -> bool:
     visited, hidden = 0, False
     for node in walk(root.grad_fn):
         visited += 1
-        hidden = hidden or isinstance(node, torch.autograd.function.BackwardCFunction)
+        hidden = hidden or _hides(node)
         variable = getattr(node, "variable", None)
         if variable is not None and variable in parameters:
             return True
     return hidden or visited > MAX_NODES
+
+
+def _hides(node: Node) -> bool:
+    """Whether a graph of its own can lie behind a node."""
+    custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return custom and node.name() != "CompiledFunctionBackward"

@@ -179,11 +179,10 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
     models = [_unwrapped(model) for model in models]
     stored = stored_parameters(models)
     for prefix, model in zip(_prefixes(models), models, strict=True):
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             if module in seen_modules:
                 continue
             seen_modules.add(module)
-            name = name.replace("_orig_mod.", "")  # noqa: PLW2901
             for layer in _layers_of(module, ".".join(filter(None, (prefix, name))), name == ""):
                 own = [stored.get(p, p) for p in layer.parameters]
                 layer.parameters = [p for p in own if p not in seen_parameters]
@@ -192,6 +191,16 @@ def find_layers(models: Sequence[nn.Module]) -> list[Layer]:
     for index, layer in enumerate(layers):
         layer.index = index
     return layers
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model under the names that they have without wrappers and compilation.
+
+    >>> [name for name, _ in named_modules(nn.DataParallel(nn.Sequential(nn.Linear(1, 1))))]
+    ['', '0']
+    """
+    for name, module in _unwrapped(model).named_modules():
+        yield name.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix("."), module
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

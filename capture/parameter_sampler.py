@@ -12,17 +12,21 @@ from torch.nn.parameter import Parameter
 
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.local_shards import local_shard, shard_count
+from neuraldbg.capture.moments import Moments
 from neuraldbg.capture.sampling import SAMPLE_SIZE, SampleBuffer, Samples, Snapshot
 from neuraldbg.capture.statistics import (
     Columns,
     cosines,
-    root_mean_squares,
+    noise_scales,
     summarise,
     unit_spread,
 )
 
 _SURELY_DISTINCT = 0.1
 """Spread of a layer's units beyond which they are not watched any more for being copies."""
+_OF_GRADIENT_SAMPLES = ("count", "mean", "std", "max_abs", "zero_fraction")
+_OF_UPDATES = ("count", "mean", "std", "max_abs", "zero_fraction")
+"""Statistics of the sampled values; others are of whole tensors, or told in another way."""
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -144,7 +148,9 @@ class ParameterSampler:
         def columns(arrays: list[np.ndarray]) -> Columns:
             found = self._gradient_columns(positions, sizes, arrays[0])
             if snapshot is not None:
-                found["cosine"] = self._cosines(step, rows, snapshot.samples(arrays[1]))
+                samples = snapshot.samples(arrays[1])
+                found = self._sample_columns(rows, samples) | found
+                found |= self._pair_columns(step, rows, samples)
             return found
 
         return tensors, columns
@@ -182,14 +188,27 @@ class ParameterSampler:
         _copy_all(views)
         return rows, self._gradient_buffer.drain()
 
-    def _cosines(self, step: int, rows: list[int], samples: Samples) -> np.ndarray:
-        """Cosine of each layer's gradient with that of the step before, NaN if not known."""
-        current = np.zeros_like(self._last_gradients)
+    def _sample_columns(self, rows: list[int], samples: Samples) -> Columns:
+        """Columns of the sampled values of each layer's gradient, NaN where there are none."""
+        summary = summarise(samples)
+        found = {name: np.full(len(self.layers), np.nan) for name in _OF_GRADIENT_SAMPLES}
+        for name, column in found.items():
+            column[rows] = summary[name]
+        return found
+
+    def _pair_columns(self, step: int, rows: list[int], samples: Samples) -> Columns:
+        """What each layer's gradient has in common with that of the step before, NaN if unknown."""
+        current, sizes = np.zeros_like(self._last_gradients), np.zeros(len(self.layers))
         if rows:
-            current[rows] = samples.values
+            current[rows], sizes[rows] = samples.values, samples.sizes
         previous, follows = self._last_gradients, step == self._last_step + 1
         self._last_gradients, self._last_step = current, step
-        return cosines(current, previous) if follows else np.full(len(self.layers), np.nan)
+        if not follows:
+            return {name: np.full(len(self.layers), np.nan) for name in ("cosine", "noise_scale")}
+        return {
+            "cosine": cosines(current, previous),
+            "noise_scale": noise_scales(previous, current, sizes),
+        }
 
     def read_weights_after(
         self,
@@ -217,7 +236,11 @@ class ParameterSampler:
 
     def _weight_columns(self, before: Samples, after: Samples) -> tuple[Columns, Columns]:
         columns = summarise(before)
-        change = root_mean_squares(Samples(after.keys, after.values - before.values, after.shapes))
+        with np.errstate(invalid="ignore"):
+            difference = after.values - before.values
+        changed = Moments.of(Samples(after.keys, difference, after.shapes)).columns()
+        broken = changed["nonfinite_fraction"] > 0
+        change = np.where(broken, np.nan, changed["rms"])
         # Weights near zero would make any update look huge: measure it against the scale of
         # PyTorch's default initialisation at least, uniform in +-1/sqrt(fan_in).
         scale = np.fmax(columns["rms"], 1.0 / np.sqrt(3.0 * self._fan_in))
@@ -227,7 +250,8 @@ class ParameterSampler:
             columns["nonfinite_fraction"] = summarise(after)["nonfinite_fraction"]
         columns["gain"] = columns["rms"] * np.sqrt(self._fan_in)
         columns["unit_spread"] = self._unit_spreads(before)
-        update = {"rms": change, "ratio": ratio}
+        update = {name: np.where(broken, np.nan, changed[name]) for name in _OF_UPDATES}
+        update |= {"rms": change, "ratio": ratio}
         if (self._shards > 1).any():
             self._mark_shards(columns, update)
         return columns, update

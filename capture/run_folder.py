@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 from collections.abc import Iterator
@@ -81,13 +82,9 @@ class RunFolder:
             durable: Wait until the data is on the disk itself before the name is given.
         """
         if not self.is_local:
-            with self._fs.open(self.path(name), "wb") as file:
-                try:
-                    yield file
-                except BaseException:
-                    if hasattr(file, "discard"):
-                        file.discard()
-                    raise
+            whole = io.BytesIO()
+            yield whole
+            self.write(name, whole.getvalue())
             return
         temporary = Path(self.path(f"{name}.{secrets.token_hex(4)}.tmp"))
         try:
@@ -130,3 +127,9 @@ class RunFolder:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self.path(name))
+
+    def remove_empty(self, name: str = "") -> None:
+        """Remove a folder that holds nothing any more; only disks have such folders."""
+        if self.is_local:
+            with contextlib.suppress(OSError):
+                Path(self.path(name)).rmdir()

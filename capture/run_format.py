@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pandas.api.types import union_categoricals
 from pyarrow import ipc
 
 from neuraldbg.series import DETAIL, FLAGS, STATISTICS, Kind, build_series, empty_series
@@ -191,7 +190,8 @@ def stack_series(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     for name in tables[0].columns:
         given = [table[name] for table in tables]
         if name in ("layer", DETAIL):
-            columns[name] = union_categoricals(given, sort_categories=True)
+            words = np.concatenate([np.asarray(column, dtype=object) for column in given])
+            columns[name] = pd.Categorical(words)
         else:
             columns[name] = pd.concat(given, ignore_index=True)
     return pd.DataFrame(columns)

@@ -228,7 +228,12 @@ def _unscaled(table: pd.DataFrame) -> pd.DataFrame:
     scale = table["step"].map(scales).astype("float32").to_numpy()
     loss = (table["kind"] == Kind.LOSS.value) & (table["evaluation"].fillna(0.0) == 0.0)
     kept = (table["loss_scaled"] == 1) & (table["kind"] == Kind.GRADIENT.value)
-    for chosen, names in ((loss, _OF_THE_LOSS), (kept, ("norm", "rms"))):
+    inside = table["kind"] == Kind.OUTPUT_GRADIENT.value  # read before anybody can unscale it
+    for chosen, names in (
+        (loss, _OF_THE_LOSS),
+        (kept, _OF_THE_GRADIENT),
+        (inside, (*_OF_THE_GRADIENT, "lowest", "highest")),
+    ):
         rows = chosen.to_numpy() & ~np.isnan(scale)
         for name in names:
             table.loc[rows, name] = table.loc[rows, name] / scale[rows]
@@ -236,6 +241,7 @@ def _unscaled(table: pd.DataFrame) -> pd.DataFrame:
 
 
 _OF_THE_LOSS = ("value", "expected", "lowest", "highest")
+_OF_THE_GRADIENT = ("norm", "rms", "mean", "std", "max_abs")
 
 
 def _block_columns(block: Block) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,14 @@ from neuraldbg.capture.run_format import (
     VERSION_KEY,
     UnreadableRunError,
     check_version,
-    from_arrow,
     known_columns,
     part_name,
     part_number,
     rank_of_folder,
 )
 from neuraldbg.capture.run_lock import read_holder
-from neuraldbg.series import DETAIL, empty_series
+from neuraldbg.capture.run_thinning import read_thinned
+from neuraldbg.series import DETAIL
 
 _TRIES = 4
 """How often a folder is read anew whose files were merged meanwhile."""
@@ -132,16 +133,18 @@ class RankReader:
         except FileNotFoundError:
             raise _MovedError from None
         except OSError as error:
-            return self._skip(number, error)
+            self._skip(number, error)
+            return None
         try:
             with ipc.open_file(pa.BufferReader(data)) as file:
                 metadata = file.schema.metadata or {}
-                check_version(_number(metadata.get(VERSION_KEY)), self._named(name))
+                check_version(_version(metadata), self._named(name))
                 return _checked(file.read_all())
         except UnreadableRunError:
             raise
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-            return self._skip(number, error)
+            self._skip(number, error)
+            return None
 
     def _skip(self, number: int, error: Exception) -> None:
         self.broken.add(number)
@@ -156,7 +159,7 @@ class RankReader:
         try:
             file = parquet.ParquetFile(pa.BufferReader(data))
             metadata = file.schema_arrow.metadata or {}
-            check_version(_number(metadata.get(VERSION_KEY)), self._named(MERGED))
+            check_version(_version(metadata), self._named(MERGED))
             covered = _number(metadata.get(COVERS_KEY)) or 0
         except UnreadableRunError:
             raise
@@ -183,6 +186,13 @@ def _checked(table: pa.Table) -> pa.Table:
     return known_columns(table)
 
 
+def _version(metadata: Mapping[bytes, bytes]) -> int:
+    version = _number(metadata.get(VERSION_KEY))
+    if version is None:
+        raise ValueError("it has no schema version")
+    return version
+
+
 def _number(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
@@ -207,7 +217,7 @@ class RankRecord:
     Attributes:
         rank: Its number.
         facts: What is known besides the rows.
-        series: Its rows.
+        series: Its rows; of a very long run those of evenly fewer steps.
         problems: What could not be read, in words.
         being_written: Whether a process writes there that is not known to be dead.
     """
@@ -247,20 +257,15 @@ def _read_rank(folder: RunFolder, rank: int) -> RankRecord:
         try:
             facts = reader.facts()
             void_before = facts.get("void_before")
-            tables = list(reader.tables(void_before if isinstance(void_before, int) else 0))
+            first = void_before if isinstance(void_before, int) else 0
+            series = read_thinned(partial(reader.tables, first))
         except _MovedError:
             continue
-        series = in_order(_joined(tables)).assign(rank=np.int16(rank))
+        series = in_order(series).assign(rank=np.int16(rank))
         holder = read_holder(folder)
         writing = holder is not None and not holder.is_surely_dead
         return RankRecord(rank, facts, series, tuple(reader.problems), writing)
     raise UnreadableRunError(f"{folder.url} changes too quickly to be read: try again")
-
-
-def _joined(tables: list[pa.Table]) -> pd.DataFrame:
-    if not tables:
-        return empty_series()
-    return from_arrow(pa.concat_tables(tables, promote_options="default"))
 
 
 _ORDER = ["step", "kind", "layer_index"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -68,12 +68,18 @@ class RunStream:
         """Write now and then while the loop runs: whenever a step has been recorded."""
         if self._stops or self._streamer is None:
             return
-        tick = self._recorder.guard.wrap(self._streamer.tick, "writing the run")
         self._stops = [
             # Most loops have both an optimizer and backward calls, some only one of them.
-            watch_optimizers(lambda optimizer, closure: None, lambda optimizer: tick()),
-            watch_backward(BackwardWatcher(lambda roots: None, tick)),
+            watch_optimizers(_nothing, self._after_step),
+            watch_backward(BackwardWatcher(_nothing, self._after_step)),
         ]
+
+    def _after_step(self, *_: object) -> None:
+        streamer = self._streamer
+        if streamer is not None and streamer.is_due:
+            # A place of its own for each failure: when to give up is the streamer's decision.
+            place = f"writing the run, after {streamer.failures} failures"
+            self._recorder.guard.wrap(streamer.flush, place)()
 
     def close(self, error: BaseException | None = None) -> None:
         """Write what is left and end the run on disk; nothing is raised.
@@ -87,14 +93,14 @@ class RunStream:
         streamer, self._streamer = self._streamer, None
         if streamer is None:
             return
+        guard = self._recorder.guard
+        told: dict[str, Any] = {"ended_by": None if error is None else type(error).__qualname__}
+        guard.wrap(lambda: told.update(coverage=self._coverage()), "coverage")()
+        guard.wrap(lambda: streamer.close(**told), "ending the run on disk")()
+
+    def _coverage(self) -> list[dict[Hashable, object]]:
         recorder = self._recorder
-        ended_by = None if error is None else type(error).__qualname__
-
-        def finish() -> None:
-            coverage = recorder.coverage(recorder.series()).to_dict("records")
-            streamer.close(ended_by=ended_by, coverage=coverage, **self._facts())
-
-        recorder.guard.wrap(finish, "ending the run on disk")()
+        return recorder.coverage(recorder.series()).to_dict("records")
 
     def _facts(self) -> dict[str, object]:
         recorder = self._recorder
@@ -103,6 +109,10 @@ class RunStream:
             "faults": recorder.guard.faults,
             "cost": recorder.cost,
         }
+
+
+def _nothing(*_: object) -> None:
+    """What there is to do before a step."""
 
 
 def _own_version() -> str:

@@ -1,4 +1,4 @@
-"""Streaming a run to files while it trains; see `neuraldbg.capture.run_format` for what they are."""
+"""Streaming a run to files while it trains; `neuraldbg.capture.run_format` says which."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RunSink:
         Raises:
             OSError: they could not be written; the run is as it was before.
         """
-        if self._closed or os.getpid() != self._process or (series.empty and not self._fresh):
+        if self._closed or os.getpid() != self._process or series.empty:
             return
         data = part_bytes(series, self._fresh | {"updated": _now()})
         self._folder.write(part_name(self._last + 1), data)
@@ -131,6 +131,7 @@ class RunSink:
             path = f"{PARTS}/{name}"
             if path in merged or name.endswith(".tmp"):
                 self._folder.remove(path)
+        self._folder.remove_empty(PARTS)
         self.facts["problems"] = reader.problems
 
 
@@ -176,8 +177,8 @@ def open_run(
         >>> sink.append(build_series({"step": [0], "rank": [0], "layer": [None],
         ...                           "layer_index": [-1], "kind": ["loss"], "value": [0.5]}))
         >>> sink.close()
-        >>> RunFolder("memory://examples/writer").within("rank-0").names()
-        ['meta.json', 'series.parquet']
+        >>> RunFolder("memory://examples/writer").exists("rank-0/series.parquet")
+        True
         >>> open_run("memory://examples/writer")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
@@ -191,8 +192,9 @@ def open_run(
         others = _ranks_beyond(run, world_size) if rank == 0 else []
         if not resume:
             _make_room(run, [folder, *others], overwrite)
-        known = {"format": "neuraldbg run", "schema_version": SCHEMA_VERSION, "rank": rank}
-        known |= {"world_size": world_size, "started": _now(), "ended": None, "finished": False}
+        known = {"started": _now()} | (RankReader(folder).facts() if resume else {})
+        known |= {"format": "neuraldbg run", "schema_version": SCHEMA_VERSION, "rank": rank}
+        known |= {"world_size": world_size, "ended": None, "finished": False}
         return RunSink(folder, lock, known | plain(facts))
     except BaseException:
         lock.release()
@@ -223,6 +225,8 @@ def _make_room(run: RunFolder, folders: list[RunFolder], overwrite: bool) -> Non
         finally:
             if lock is not None:
                 lock.release()
+                folder.remove_empty(PARTS)
+                folder.remove_empty()
 
 
 def _holds_run(folder: RunFolder) -> bool:
@@ -245,7 +249,7 @@ def _now() -> str:
 
 FIRST_INTERVAL = 2.0
 LONGEST_INTERVAL = 60.0
-_SHARE_OF_AGE = 0.002
+_SHARE_OF_AGE = 0.005
 """The next file comes after this share of the run's time: long runs stay at few files."""
 _SHARE_OF_TIME = 0.005
 """Of the run's time, what writing may take: slow stores are written to less often."""
@@ -279,6 +283,9 @@ class SeriesStreamer:
         sink: Where rows go.
         facts: Gives what is to be known of the run with each write.
         clock: Gives seconds.
+
+    Attributes:
+        failures: How often writing has failed.
     """
 
     def __init__(
@@ -294,7 +301,8 @@ class SeriesStreamer:
         self._clock = clock
         self._waiting: pd.DataFrame | None = None
         self._newest = -1
-        self._failures = 0
+        self.failures = 0
+        self._in_a_row = 0
         self._began = clock()
         self._due = self._began + FIRST_INTERVAL
         source.streaming = True
@@ -302,22 +310,19 @@ class SeriesStreamer:
     @property
     def gave_up(self) -> bool:
         """Whether writing failed so often that no more is written."""
-        return self._failures >= _MOST_FAILURES
+        return self._in_a_row >= _MOST_FAILURES
 
-    def tick(self) -> None:
-        """Write if it is time; to be called after each step. Costs nothing if it is not.
-
-        Raises:
-            OSError: the rows could not be written. They are tried again at a later call.
-        """
-        if self._clock() >= self._due or self._source.undrained >= _MOST_UNDRAINED:
-            self.flush()
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to `flush`; to be asked after each step."""
+        undrained = self._source.undrained
+        return undrained > 0 and (self._clock() >= self._due or undrained >= _MOST_UNDRAINED)
 
     def flush(self) -> None:
         """Write what has come since the last time.
 
         Raises:
-            OSError: the rows could not be written.
+            OSError: the rows could not be written. They are tried again at the next call.
         """
         if self.gave_up:
             return
@@ -325,8 +330,9 @@ class SeriesStreamer:
         try:
             self._write()
         except Exception:
-            self._failures += 1
-            if self.gave_up:
+            self.failures += 1
+            self._in_a_row += 1
+            if self._in_a_row >= _MOST_FAILURES:
                 self._source.streaming = False
                 self._source.drain_rows()
                 self._waiting = None
@@ -335,7 +341,7 @@ class SeriesStreamer:
             now = self._clock()
             wait = max((now - begin) / _SHARE_OF_TIME, (now - self._began) * _SHARE_OF_AGE)
             self._due = now + min(max(wait, FIRST_INTERVAL), LONGEST_INTERVAL)
-        self._failures = 0
+        self._in_a_row = 0
 
     def close(self, finished: bool = True, **facts: object) -> None:
         """Write what is left and close the sink.
@@ -351,7 +357,8 @@ class SeriesStreamer:
             self.flush()
         finally:
             self._source.streaming = False
-            self._sink.update_meta(incomplete=self.gave_up or self._waiting is not None, **facts)
+            incomplete = self.gave_up or self._waiting is not None
+            self._sink.update_meta(incomplete=incomplete, **{**self._facts(), **facts})
             self._sink.close(finished)
 
     def _write(self) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from neuraldbg.capture.moments import Moments
 from neuraldbg.capture.sampling import Samples
 
 Columns = dict[str, np.ndarray]
 
 
 def summarise(samples: Samples) -> Columns:
-    """Mean, std, rms, largest magnitude, share of zeros and of non-finite values of each sample.
+    """Count, mean, std, rms, largest magnitude, zeros and non-finite values of each sample.
 
-    Non-finite values are counted and left out of the rest.
+    Non-finite values are counted and left out of the rest; see `Moments.columns`.
 
     Returns:
         Arrays of shape (samples,).
@@ -22,41 +23,10 @@ def summarise(samples: Samples) -> Columns:
         >>> values[0, :4] = [3.0, -3.0, 0.0, np.nan]
         >>> columns = summarise(Samples([("fc", "output")], values, [(2, 2)]))
         >>> {name: round(float(column[0]), 3) for name, column in columns.items()}
-        {'mean': 0.0, 'std': 2.449, 'rms': 2.449, 'max_abs': 3.0, 'zero_fraction': 0.333, \
-'nonfinite_fraction': 0.25}
+        {'count': 4.0, 'mean': 0.0, 'std': 2.449, 'rms': 2.449, 'max_abs': 3.0, \
+'zero_fraction': 0.333, 'nonfinite_fraction': 0.25}
     """
-    values, sizes = samples.values, samples.sizes
-    bad = np.zeros(len(sizes))
-    with np.errstate(invalid="ignore", over="ignore"):
-        all_finite = np.isfinite(values.sum())
-    if not all_finite:
-        broken = ~np.isfinite(values)
-        bad = broken.sum(axis=1)
-        values = np.where(broken, 0.0, values).astype(np.float64)  # float32 squares may overflow
-    count = np.maximum(sizes - bad, 1)
-    mean = values.sum(axis=1) / count
-    square = np.einsum("ij,ij->i", values, values)
-    if not np.isfinite(square).all():  # squares leave float32 long before the values do
-        square = np.einsum("ij,ij->i", values, values, dtype=np.float64)
-    mean_square = square / count
-    nonzero = np.count_nonzero(values, axis=1)
-    return {
-        "mean": mean,
-        "std": np.sqrt(np.maximum(mean_square - mean * mean, 0.0)),
-        "rms": np.sqrt(mean_square),
-        "max_abs": np.maximum(values.max(axis=1), -values.min(axis=1))
-        if len(values)
-        else np.zeros(0),
-        "zero_fraction": (sizes - bad - nonzero) / count,
-        "nonfinite_fraction": bad / np.maximum(sizes, 1),
-    }
-
-
-def root_mean_squares(samples: Samples) -> np.ndarray:
-    """The rms of each sample, NaN where it holds non-finite values; shape (samples,)."""
-    square = np.einsum("ij,ij->i", samples.values, samples.values, dtype=np.float64)
-    mean = np.where(np.isfinite(square), square, np.nan) / np.maximum(samples.sizes, 1)
-    return np.asarray(np.sqrt(mean))
+    return Moments.of(samples).columns()
 
 
 def unit_spread(sample: np.ndarray) -> float:
@@ -135,3 +105,40 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         result = dot / (np.sqrt(a) * np.sqrt(b))  # the product of squares leaves float32 early
     return np.where(np.isfinite(result), result, np.nan)
+
+
+def noise_scales(first: np.ndarray, second: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Noise over signal of successive gradients: tr(S) / |G|^2, the simple noise scale.
+
+    Both gradients are taken as one true gradient G plus independent noise of covariance S. Half
+    the square of their difference then estimates tr(S). The square of their mean estimates
+    |G|^2 + tr(S) / 2; without that bias it is their product, |G|^2 = g1 . g2. What the true
+    gradient changes in one step counts as noise too.
+
+    Chance alone gives n values a product of about |g1| |g2| / sqrt(n); a smaller one is taken for
+    that, so that pure noise gives about sqrt(n) and not any number: there it means "at least".
+
+    McCandlish, Kaplan and Amodei, "An Empirical Model of Large-Batch Training", 2018. Their scale
+    is in samples and for batches of one; here it is per step, in units of the batch in use.
+
+    Args:
+        first: Gradients of one step, shape (rows, values), zeros behind each.
+        second: Those of the next, the same shape.
+        sizes: Number of values of each row.
+
+    Returns:
+        Shape (rows,); NaN where a gradient is zero or not finite.
+
+    Example:
+        >>> first, second = np.array([[3.0, 1.0, 0.0, 0.0]]), np.array([[3.0, -1.0, 0.0, 0.0]])
+        >>> noise_scales(first, second, np.array([4])).tolist() # tr(S) = 2, |G|^2 = 8
+        [0.25]
+    """
+    a, b, dot = (
+        np.einsum("ij,ij->i", left, right, dtype=np.float64)
+        for left, right in ((first, first), (second, second), (first, second))
+    )
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        signal = np.maximum(dot, np.sqrt(a) * np.sqrt(b) / np.sqrt(np.maximum(sizes, 1)))
+        result = np.maximum(a + b - 2.0 * dot, 0.0) / (2.0 * signal)
+    return np.where(np.isfinite(result) & (a > 0) & (b > 0), result, np.nan)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
 from neuraldbg.capture.blocks import Block
-from neuraldbg.capture.layers import Layer
+from neuraldbg.capture.layers import Layer, named_modules
 from neuraldbg.capture.reached_parameters import reached_leaves
 from neuraldbg.series import DETAIL, Kind
 
@@ -46,7 +46,7 @@ def hidden_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
     """
     registered = {id(module) for model in models for module in model.modules()}
     for model in models:
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             for key, value in list(vars(module).items()):
                 if key not in _OWN:
                     place = f"{name}.{key}" if name else key

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from neuraldbg.failure_modes import FailureMode
 
 if TYPE_CHECKING:
     from neuraldbg.evaluation.demo import DemoRun
+    from neuraldbg.stored_run import StoredRun
 
 app = typer.Typer(
     help="Tells why a neural network failed to train.", no_args_is_help=True, add_completion=False
@@ -88,6 +91,80 @@ def demo(
     if as_json:
         document = {"seed": seed, "fault": mode.value, "runs": _as_documents(runs)}
         typer.echo(json.dumps(document, indent=1, allow_nan=True))
+
+
+_FAILED = 1
+_UNREADABLE = 2
+
+
+@app.command()
+def explain(
+    run: Annotated[str, typer.Argument(help="The run's folder, or a URL that fsspec knows.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of the report.")
+    ] = False,
+) -> None:
+    """Explain a run that is kept on disk, whether it has ended or still goes on.
+
+    Exit code 0: nothing is wrong. 1: a failure was found. 2: the run could not be read.
+    """
+    errors = Console(stderr=True)
+    try:
+        code = _explain(run, as_json, errors)
+    except (OSError, ValueError, ImportError) as error:
+        errors.print(str(error), markup=False, highlight=False)
+        code = _UNREADABLE
+    except Exception:  # noqa: BLE001 - Python's own exit code for it would read as a verdict
+        errors.print_exception()
+        code = _UNREADABLE
+    raise typer.Exit(code)
+
+
+def _explain(run: str, as_json: bool, errors: Console) -> int:
+    from neuraldbg.stored_run import DamagedRunWarning, load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamagedRunWarning)
+        stored = load(run)
+    for problem in stored.problems:
+        errors.print(f"warning: {problem}", markup=False, highlight=False)
+    if not stored.steps:
+        raise ValueError(f"{run} holds no steps yet (it is {stored.state}): nothing to explain")
+    explanations = stored.explain_failure()
+    failed = bool(explanations.root_causes())
+    if as_json:
+        document = _describe(stored) | {"failed": failed, "hypotheses": explanations.to_dicts()}
+        typer.echo(json.dumps(_without_nan(document), indent=1, allow_nan=False))
+    else:
+        console = Console()
+        console.print(_headline(stored), markup=False, highlight=False)
+        console.print(explanations)
+    return _FAILED if failed else 0
+
+
+def _describe(stored: StoredRun) -> dict[str, Any]:
+    return {
+        "run": stored.url,
+        "state": stored.state,
+        "ranks": stored.ranks,
+        "steps": stored.steps,
+        "updated": stored.meta.get("updated"),
+        "problems": list(stored.problems),
+    }
+
+
+def _headline(stored: StoredRun) -> str:
+    ranks = f", {len(stored.ranks)} ranks" if len(stored.ranks) > 1 else ""
+    return f"{stored.url}: {stored.state}, last written {stored.meta.get('updated', '?')}{ranks}"
+
+
+def _without_nan(value: Any) -> Any:
+    """Plain values with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_run(console: Console, title: str, run: DemoRun) -> None:

@@ -88,7 +88,12 @@ class NeuralDbg(Diagnosable):
             if self._stream is None:
                 self._stream = RunStream(self._recorder, self._run, self._overwrite)
             self._stream.open()
-        self._recorder.attach()
+        try:
+            self._recorder.attach()
+        except BaseException as error:
+            if self._stream is not None:
+                self._stream.close(error)
+            raise
         if self._stream is not None:
             self._stream.follow()
         return self

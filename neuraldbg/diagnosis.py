@@ -50,9 +50,7 @@ def diagnose(
     records = events_from_table(events)
     evidence = network.read_evidence(events, series)
     posterior = network.posterior(evidence)
-    supports = {
-        cause: _support(network, cause, evidence, records) for cause in posterior.causes
-    }
+    supports = {cause: _support(network, cause, evidence, records) for cause in posterior.causes}
     graph = build_causal_graph(records, thresholds)
     return Explanations(rank_hypotheses(posterior.ranked(), supports, graph), steps=steps)
 

@@ -50,6 +50,11 @@ STATISTICS: dict[str, str] = {
     "silent_fraction": "share of a rectifier's units that are zero for every sample of this step",
     "dead_fraction": "share of units silent through the whole window of captured steps",
     "unit_spread": "spread between units relative to their size; 0 when all units are copies",
+    "unit_similarity": "mean absolute cosine between two units over the rows of the sample (kind "
+    "output)",
+    "row_spread": "spread between rows of the sample (samples, positions) relative to their size; "
+    "0 when all get the same output (kind output)",
+    "effective_rank": "participation ratio of the sample's squared singular values (kind output)",
     "feature_spread": "largest feature's rms over the smallest's (kind input)",
     "gain": "weight rms times sqrt(fan_in) (kind parameter)",
     "learning_rate": "learning rate of the group that holds the layer (kind parameter)",
@@ -68,6 +73,8 @@ STATISTICS: dict[str, str] = {
     "optimizer)",
     "ratio": "update rms over weight rms (kind update)",
     "cosine": "cosine with the previous step's (kind gradient)",
+    "noise_scale": "noise over signal of this and the previous step's, tr(S) / |G|^2 (kind "
+    "gradient)",
     "drop_probability": "probability with which dropout zeroes a value (kind output)",
     "batch_size": "samples that a batch norm saw at once (kind output)",
     "values_per_channel": "values that a batch norm's statistics are of (kind output)",
@@ -113,10 +120,10 @@ KEYS = ("step", "rank", "layer", "layer_index", "kind")
 HELD = frozenset(
     {
         "batch_size", "called", "clipped", "consumed", "dead_fraction", "decoupled_decay",
-        "drop_probability", "flushed_fraction", "format_share", "fresh", "in_optimizer",
-        "learning_rate", "loss_scaled", "model_training", "reached", "registered",
-        "running_distance", "running_lag", "saturated_fraction", "silent_fraction", "trainable",
-        "training", "values_per_channel", "weight_decay",
+        "drop_probability", "effective_rank", "flushed_fraction", "format_share", "fresh",
+        "in_optimizer", "learning_rate", "loss_scaled", "model_training", "reached", "registered",
+        "row_spread", "running_distance", "running_lag", "saturated_fraction", "silent_fraction",
+        "trainable", "training", "unit_similarity", "values_per_channel", "weight_decay",
     }
 )  # fmt: skip
 """Columns that are looked at now and then: between two looks the last one holds."""

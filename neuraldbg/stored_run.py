@@ -86,7 +86,11 @@ class StoredRun(Diagnosable):
 
     @cached_property
     def series(self) -> pd.DataFrame:
-        """Statistics over steps: one row per step, rank, layer and kind."""
+        """Statistics over steps: one row per step, rank, layer and kind.
+
+        Of a run with more than a million rows a rank, evenly fewer steps between its start and its
+        end; they carry the extremes of the others.
+        """
         return stack_series([rows for rows in self._rows if len(rows)])
 
     @cached_property
@@ -104,23 +108,30 @@ class StoredRun(Diagnosable):
     @property
     def faults(self) -> list[tuple[int, str]]:
         """Faults of NeuralDBG's own during the run, as (step, message)."""
-        found = []
-        for meta in self.metas.values():
-            given = meta.get("faults")
-            for fault in given if isinstance(given, list) else []:
-                if isinstance(fault, list) and len(fault) == 2 and isinstance(fault[0], int):
-                    found.append((fault[0], str(fault[1])))
-        return found
+        told = [meta.get("faults") for meta in self.metas.values()]
+        return [
+            (fault[0], str(fault[1]))
+            for faults in told
+            for fault in (faults if isinstance(faults, list) else [])
+            if isinstance(fault, list) and len(fault) == 2 and isinstance(fault[0], int)
+        ]
 
     @property
     def coverage(self) -> pd.DataFrame:
         """What of the run was observed, what was not, and why; of a run that ended."""
+        names = ("rank", "what", "layer", "observed", "of", "reason")
         rows = [
-            {"rank": rank, **row}
+            (rank, *(row.get(name) for name in names[1:]))
             for rank, meta in self.metas.items()
-            for row in (meta.get("coverage") or [])
+            for row in _dicts(meta.get("coverage"))
         ]
-        return pd.DataFrame(rows, columns=["rank", "what", "layer", "observed", "of", "reason"])
+        table = pd.DataFrame(rows, columns=list(names))
+        table["layer"] = pd.Series([row[2] for row in rows], dtype=object)
+        return table
+
+
+def _dicts(told: object) -> list[dict[str, Any]]:
+    return [row for row in told if isinstance(row, dict)] if isinstance(told, list) else []
 
 
 def load(
@@ -176,7 +187,7 @@ def load(
 
 
 def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
-    found = []
+    found: list[str] = []
     for record in records:
         found += record.problems
         told = record.facts.get("problems")
@@ -191,7 +202,7 @@ def _problems(records: Sequence[RankRecord]) -> tuple[str, ...]:
     missing = [str(rank) for rank in range(min(expected, 1_000)) if rank not in present]
     if missing:
         found.append(f"nothing is there of rank {', '.join(missing)} of {expected}")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _thresholds(told: object, problems: list[str]) -> Thresholds:
@@ -200,14 +211,11 @@ def _thresholds(told: object, problems: list[str]) -> Thresholds:
         return Thresholds()
     known = {field.name for field in fields(Thresholds)}
     whole = {field.name for field in fields(Thresholds) if field.type == "int"}
+    limits: dict[str, Any] = {name: value for name, value in told.items() if name in known}
     try:
-        return Thresholds(
-            **{
-                name: int(value) if name in whole else float(value)
-                for name, value in told.items()
-                if name in known
-            }
-        )
+        for name, value in limits.items():
+            limits[name] = int(value) if name in whole else float(value)
+        return Thresholds(**limits)
     except (TypeError, ValueError, OverflowError) as error:
         problems.append(f"its thresholds are damaged ({error}), the defaults are used instead")
         return Thresholds()

@@ -101,6 +101,12 @@ class Thresholds:
     activation_floor: float = 0.3
     """Early size below which growth does not count as running away [O]: activations that come up
     from near zero to unit scale are recovering."""
+    alike_spread: float = 0.01
+    """Spread between a layer's rows over their size below which all samples get the same output
+    [O]: trained layers have 0.15 to 1, untrained sigmoid networks down to 0.02."""
+    alike_fall: float = 0.1
+    """The same over its first value, below which it has fallen rather than been small [O]: in
+    healthy runs it stays above 0.4."""
     weight_growth: float = 5.0
     """A layer's weight rms over its initial value, above which weights have run away; half of
     torchmortem's tenfold, since most runs here are short [TM, O]."""
@@ -157,6 +163,9 @@ class Thresholds:
     hard samples give 10."""
     gradient_spike: float = 10.0
     """Gradient norm over its course, the median of 32 steps, above which it spikes [O]."""
+    gradient_noise: float = 25.0
+    """Noise over signal of successive gradients, from the first on, above which a flat loss has
+    nothing to follow [O]: healthy runs begin with 0.3 to 20 and end with up to 40."""
     clip_tight: float = 10.0
     """Norm before clipping over the threshold, above which clipping at nearly every step is too
     tight [O]: Pascanu et al. (2013) use thresholds down to half the average norm."""

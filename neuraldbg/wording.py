@@ -45,7 +45,7 @@ _SENTENCES: Mapping[EventType, str] = {
     _T.BATCHES_ORDERED: "batches hold {value:.0%} of the variety that batches in random order would",
     _T.BATCH_TOO_SMALL: "{layer} normalises over batches of {value:.0f}, which differ widely",
     _T.ACTIVATION_NEAR_OVERFLOW: "{layer} comes to {value:.0%} of what {detail} can hold",
-    _T.ACTIVATIONS_ALIKE: "{layer} puts out the same for every sample (cosine {value:.3f})",
+    _T.ACTIVATIONS_ALIKE: "{layer} puts out the same for every sample, to {value:.1g} of its size",
     _T.STATISTICS_LAGGING: "running statistics of {layer} are {value:.2g} deviations off the batch",
     _T.OUTPUT_OUT_OF_DOMAIN: "the output does not suit the loss ({detail})",
     _T.REDUCTION_OVER_WRONG_AXIS: "one axis is taken for another ({detail})",

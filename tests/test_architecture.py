@@ -10,13 +10,25 @@ MODULES = find_modules()
 
 SPOKES = ("neuraldbg.capture", "neuraldbg.models", "neuraldbg.evaluation")
 # What stands above the hub's vocabulary and reasoning, and so is nothing they may lean on.
-ABOVE = ("neuraldbg.debugger", "neuraldbg.NeuralDbg", "neuraldbg.cli", "neuraldbg.__main__")
+# The face is three modules: a run that is watched (it needs capture), one read from disk (it needs
+# capture to find the events of its series), and what both can be asked (it needs the network).
+FACE = ("neuraldbg.debugger", "neuraldbg.stored_run", "neuraldbg.diagnosis")
+LAZY = ("neuraldbg.NeuralDbg", "neuraldbg.StoredRun", "neuraldbg.load")
+ABOVE = (*FACE, *LAZY, "neuraldbg.cli", "neuraldbg.__main__")
 HUB = ("torch", "pgmpy", "sklearn", "typer", *SPOKES, *ABOVE)
 
 # What a module must not import, by the longest prefix of its name that stands here.
 BARRED = {
     "neuraldbg": HUB,
     "neuraldbg.debugger": ("pgmpy", "sklearn", "typer", "neuraldbg.evaluation", "neuraldbg.cli"),
+    "neuraldbg.stored_run": (
+        "torch", "pgmpy", "sklearn", "typer", "neuraldbg.evaluation", "neuraldbg.debugger",
+        "neuraldbg.cli",
+    ),
+    "neuraldbg.diagnosis": (
+        "torch", "pgmpy", "sklearn", "typer", "neuraldbg.capture", "neuraldbg.evaluation",
+        "neuraldbg.debugger", "neuraldbg.stored_run", "neuraldbg.cli",
+    ),
     "neuraldbg.cli": ("torch", "pgmpy", "sklearn"),
     "neuraldbg.__main__": ("torch", "pgmpy", "sklearn", "neuraldbg.evaluation"),
     "neuraldbg.capture": (
@@ -27,8 +39,17 @@ BARRED = {
     ),
     "neuraldbg.evaluation": ("neuraldbg.cli",),
 }  # fmt: skip
-# For type checkers alone: the lazy face names the class whose module it imports on first use.
-EXCEPTIONS = {("neuraldbg", "neuraldbg.debugger"), ("neuraldbg", "neuraldbg.debugger.NeuralDbg")}
+# For type checkers alone: the lazy face names what it imports on first use.
+EXCEPTIONS = {
+    ("neuraldbg", name)
+    for name in (
+        "neuraldbg.debugger",
+        "neuraldbg.debugger.NeuralDbg",
+        "neuraldbg.stored_run",
+        "neuraldbg.stored_run.StoredRun",
+        "neuraldbg.stored_run.load",
+    )
+}
 
 
 def barred_for(name: str) -> tuple[str, ...]:

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from neuraldbg import NeuralDbg
 from neuraldbg.capture.activation_health import saturated_fraction
 from neuraldbg.capture.parameter_sampler import norms
 from neuraldbg.capture.sampling import MAX_UNITS, SAMPLE_SIZE, SampleBuffer, Samples, strided_sample
 from neuraldbg.capture.statistics import (
     cosines,
     feature_spread,
-    root_mean_squares,
+    noise_scales,
     silent_units,
     summarise,
     unit_spread,
@@ -49,6 +50,7 @@ def naive_summary(values):
     mean = sum(finite) / count
     square = sum(v * v for v in finite) / count
     return {
+        "count": len(numbers),
         "mean": mean,
         "std": math.sqrt(sum((v - mean) ** 2 for v in finite) / count),
         "rms": math.sqrt(square),
@@ -92,15 +94,6 @@ def test_summaries_of_values_whose_squares_overflow():
     columns = summarise(samples_of(np.full((2, 2), 1e30, np.float32)))
     assert columns["max_abs"][0] == pytest.approx(1e30)
     assert columns["nonfinite_fraction"][0] == 0
-
-
-@given(matrices(ANY))
-def test_root_mean_squares(part):
-    result = root_mean_squares(samples_of(part))[0]
-    if np.isfinite(part).all():
-        assert result == pytest.approx(naive_summary(part)["rms"], rel=1e-5)
-    else:
-        assert math.isnan(result)
 
 
 @given(matrices(ANY))
@@ -179,6 +172,46 @@ def test_cosines_of_tiny_and_huge_rows(size):
     assert result == pytest.approx(-1)
 
 
+def noisy_pairs(noise, size=SAMPLE_SIZE, pairs=200):
+    """Pairs of gradients of unit norm but for noise, whose covariance has the trace ``noise``."""
+    generator = np.random.default_rng(0)
+    signal = np.full(size, 1 / math.sqrt(size))
+    spread = math.sqrt(noise / size)
+    return [signal + spread * generator.normal(size=(pairs, size)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.3, 3.0])
+def test_noise_scale_is_the_trace_of_the_noise_over_the_square_of_the_signal(noise):
+    first, second = noisy_pairs(noise)
+    result = noise_scales(first, second, np.full(len(first), SAMPLE_SIZE))
+    assert np.median(result) == pytest.approx(noise, rel=0.1)
+
+
+def test_noise_scale_of_pure_noise_is_as_much_as_so_many_values_can_tell():
+    first, second = noisy_pairs(1e6)
+    sizes = np.full(len(first), SAMPLE_SIZE)
+    assert np.median(noise_scales(first, second, sizes)) > 0.8 * math.sqrt(SAMPLE_SIZE)
+    assert np.isfinite(noise_scales(first, -first, sizes)).all()
+
+
+def test_noise_scale_of_the_same_gradient_is_zero_and_does_not_depend_on_size():
+    rows = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    sizes = np.full(3, 64)
+    np.testing.assert_allclose(noise_scales(rows, rows, sizes), 0, atol=1e-6)
+    other = rows[::-1] + rows
+    expected = noise_scales(rows, other, sizes)
+    for factor in (1e-15, 1e15):
+        scaled = noise_scales(rows * np.float32(factor), other * np.float32(factor), sizes)
+        np.testing.assert_allclose(scaled, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_noise_scale_of_nothing_is_not_known(value):
+    rows = np.ones((1, 4))
+    assert math.isnan(noise_scales(rows, np.full((1, 4), value), np.array([4]))[0])
+    assert math.isnan(noise_scales(np.full((1, 4), value), rows, np.array([4]))[0])
+
+
 @given(st.lists(matrices(ANY), max_size=4), st.sampled_from([torch.float32, torch.float64]))
 def test_norms(parts, dtype):
     result = norms([torch.from_numpy(part).to(dtype) for part in parts])
@@ -210,6 +243,36 @@ def test_saturated_fraction(sample):
     if len(clear) == len(values):
         expected = sum(abs(v) > 0.99 for v in values) / len(values)
         assert saturated_fraction(sample, (-1.0, 1.0)) == pytest.approx(expected)
+
+
+def test_rows_of_gradients_and_updates_hold_the_statistics_of_their_values():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].bias[:3] = -100.0  # units that never switch on: exact zeros in the gradient
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    seen = []
+    with NeuralDbg(model) as debugger:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(16, 6)).square().mean().backward()
+            seen.append(model[0].weight.grad.clone().numpy())
+            optimizer.step()
+    assert debugger.faults == []
+    series = debugger.series
+    rows = series[series["layer"] == "0"].set_index(["kind", "step"])
+    names = ("count", "mean", "std", "max_abs", "zero_fraction")
+    for step, gradient in enumerate(seen):
+        for kind, values in (("gradient", gradient), ("update", -0.5 * gradient)):
+            expected = naive_summary(values)
+            assert expected["zero_fraction"] >= 3 / 8
+            for name in names:
+                known = pytest.approx(expected[name], rel=1e-3, abs=1e-6)
+                assert rows.loc[(kind, step), name] == known, (kind, name)
+    first, second = (seen[step].reshape(1, -1) for step in (0, 1))
+    expected = noise_scales(first, second, np.array([first.size]))[0]
+    assert rows.loc[("gradient", 1), "noise_scale"] == pytest.approx(expected, rel=1e-4)
+    assert math.isnan(rows.loc[("gradient", 0), "noise_scale"])
 
 
 # Samples ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from neuraldbg.capture.detectors.accumulation import (
     detect_gradient_reset_early,
     detect_micro_batches_summed,
 )
+from neuraldbg.capture.detectors.alike_activations import detect_activations_alike
 from neuraldbg.capture.detectors.batch_statistics import (
     detect_batch_too_small,
     detect_statistics_lagging,
@@ -21,6 +22,7 @@ from neuraldbg.capture.detectors.evaluation_gap import detect_evaluation_gap
 from neuraldbg.capture.detectors.frozen import detect_parameters_frozen
 from neuraldbg.capture.detectors.gradient_direction import detect_gradient_direction
 from neuraldbg.capture.detectors.gradient_flow import detect_gradient_flow
+from neuraldbg.capture.detectors.gradient_noise import detect_gradient_noise
 from neuraldbg.capture.detectors.graph_cut import detect_gradient_cut
 from neuraldbg.capture.detectors.initial_weights import detect_initial_weights
 from neuraldbg.capture.detectors.input_scale import detect_input_scale
@@ -72,6 +74,7 @@ DETECTORS = (
     detect_signal_propagation,
     detect_saturation,
     detect_dead_units,
+    detect_activations_alike,
     detect_loss_course,
     detect_loss_spikes,
     detect_loss_period,
@@ -81,6 +84,7 @@ DETECTORS = (
     detect_gradient_not_reset,
     detect_gradient_flow,
     detect_gradient_direction,
+    detect_gradient_noise,
     detect_update_missing,
     detect_update_size,
     detect_weight_growth,
@@ -107,6 +111,7 @@ DETECTORS = (
 __all__ = [
     "DETECTORS",
     "detect_activation_near_overflow",
+    "detect_activations_alike",
     "detect_batch_too_small",
     "detect_broadcast",
     "detect_clipping",
@@ -118,6 +123,7 @@ __all__ = [
     "detect_gradient_cut",
     "detect_gradient_direction",
     "detect_gradient_flow",
+    "detect_gradient_noise",
     "detect_gradient_not_reset",
     "detect_gradient_reset_early",
     "detect_gradient_spiking",

@@ -16,6 +16,7 @@ from neuraldbg.capture.probes.module_modes import ModuleModes
 from neuraldbg.capture.probes.non_finite import NonFinite
 from neuraldbg.capture.probes.number_formats import NumberFormats
 from neuraldbg.capture.probes.optimizer_settings import OptimizerSettings
+from neuraldbg.capture.probes.output_gradient import OutputGradient
 from neuraldbg.capture.probes.parameter_wiring import ParameterWiring
 
 PROBES: tuple[type[Probe], ...] = (
@@ -27,6 +28,7 @@ PROBES: tuple[type[Probe], ...] = (
     ParameterWiring,
     ModuleModes,
     BatchNormalisation,
+    OutputGradient,
     NumberFormats,
     OptimizerSettings,
     GradientClipping,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.functional_dropout import functional_dropout
-from neuraldbg.capture.layers import Layer
+from neuraldbg.capture.layers import Layer, named_modules
 from neuraldbg.capture.probe import Deferred, Probe, RunView
 from neuraldbg.series import Kind
 
@@ -157,7 +157,7 @@ def _find(models: Sequence[nn.Module], layers: Sequence[Layer]) -> Iterable[_Wat
     seen: set[nn.Module] = set()
     last: Layer | None = None
     for prefix, model in zip(prefixes, models, strict=True):
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             if module in seen:
                 continue
             seen.add(module)
