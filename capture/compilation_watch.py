@@ -8,8 +8,9 @@ be called when its compiled code is; see `neuraldbg.capture.compiled_graph`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -179,7 +180,7 @@ class _Replacement:
     def is_possible(self) -> bool:
         """Whether this version of PyTorch has what is replaced."""
         try:
-            from torch._dynamo import callback_handler
+            from torch._dynamo.callback import callback_handler
             from torch._dynamo.output_graph import OutputGraph
             from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
         except ImportError:
@@ -191,7 +192,7 @@ class _Replacement:
         )
 
     def add(self, watcher: CompilationWatcher) -> None:
-        from torch._dynamo import callback_handler
+        from torch._dynamo.callback import callback_handler
         from torch._dynamo.output_graph import OutputGraph
         from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
@@ -204,7 +205,7 @@ class _Replacement:
             callback_handler.register_end_callback(self._end)
 
     def remove(self, watcher: CompilationWatcher) -> None:
-        from torch._dynamo import callback_handler
+        from torch._dynamo.callback import callback_handler
 
         if watcher in self.watchers:
             self.watchers.remove(watcher)
@@ -249,9 +250,7 @@ class _Replacement:
 
         return call_user_compiler
 
-    def _watched(
-        self, region: CompiledRegion, compiled: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def _watched(self, region: CompiledRegion, compiled: Callable[..., Any]) -> Callable[..., Any]:
         watchers = self.watchers
 
         def run(*args: Any) -> Any:
@@ -266,7 +265,7 @@ class _Replacement:
 _replacement = _Replacement()
 
 
-def watched_graphs() -> Collection[str]:
+def watched_graphs() -> set[str]:
     """Names of the compiled graphs that were compiled while somebody watched."""
     return _replacement.names
 
@@ -286,10 +285,8 @@ def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_function(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         result = original(variable, tx, args, kwargs)
         if _replacement.watchers:
-            try:
+            with contextlib.suppress(Exception):  # a module that cannot be told is not observed
                 _mark(variable.value, args, result)
-            except Exception:  # noqa: BLE001, S110 - a module that cannot be told is not observed
-                pass
         return result
 
     return call_function

@@ -19,7 +19,7 @@ _TYPE = re.compile(r"___check_type_id\(.*?, (\d+)\)")
 _SHAPE = re.compile(r"check_tensor\(.*?, Parameter, .*?size=\[([^\]]*)\]")
 
 
-def forget_compiled(models: Sequence[nn.Module], watched: Collection[str]) -> int:
+def forget_compiled(models: Sequence[nn.Module], watched: set[str]) -> int:
     """Have what was compiled of these models compiled anew; other models' code stays.
 
     Args:

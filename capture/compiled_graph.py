@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, Protocol
 from weakref import ref
 
@@ -32,6 +31,8 @@ _ACTIVATIONS: Mapping[Any, tuple[float, float] | None] = {
     **dict.fromkeys((torch.sigmoid, _FUNCTIONAL.sigmoid, "sigmoid", "sigmoid_"), (0.0, 1.0)),
 }
 """Rectifiers (None) and bounded activations with their limits; names are of tensor methods."""
+_enter_autocast: Callable[..., Any] = autocast_mode._enter_autocast
+_exit_autocast: Callable[..., None] = autocast_mode._exit_autocast
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem", "fsdp")
 _TRANSFORMS = ("torch._functorch", "torch._C._functorch")
 
@@ -120,18 +121,18 @@ class ObservedGraph:
         self._here.receiver.activation(call, value, bounds)
 
     def enter_autocast(self, *args: Any) -> Any:  # noqa: D102
-        mode = autocast_mode._enter_autocast(*args)
+        mode = _enter_autocast(*args)
         self._here.autocasts.append(mode)
         return mode
 
     def exit_autocast(self, mode: Any) -> None:  # noqa: D102
         self._here.autocasts.remove(mode)
-        autocast_mode._exit_autocast(mode)
+        _exit_autocast(mode)
 
     def _leave_autocasts(self) -> None:
         """Leave what a graph that failed half-way had entered."""
         for mode in reversed(self._here.autocasts):
-            autocast_mode._exit_autocast(mode)
+            _exit_autocast(mode)
 
 
 def unmark(graph_module: fx.GraphModule) -> None:
@@ -159,8 +160,8 @@ def _observed_copy(
     root = nn.Module()
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     replaced: dict[Any, Callable[..., Any]] = {
-        autocast_mode._enter_autocast: taps.enter_autocast,
-        autocast_mode._exit_autocast: taps.exit_autocast,
+        _enter_autocast: taps.enter_autocast,
+        _exit_autocast: taps.exit_autocast,
     }
     numbers: dict[ModuleCall, int] = {}
     for node in source.graph.nodes:
@@ -234,8 +235,8 @@ def _place(node: fx.Node) -> str:
     """Where the function that a node calls comes from."""
     if node.op != "call_function":
         return ""
-    if not isinstance(node.target, FunctionType | BuiltinFunctionType | type):
-        return str(node.target)  # operators
+    if isinstance(node.target, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
+        return str(node.target)
     return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', '')}"
 
 

@@ -184,4 +184,5 @@ def _hooks_are_checked() -> bool:
 
 def _is_capturing() -> bool:
     """Whether a CUDA graph is being recorded, which must hold nothing of ours."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()

@@ -116,6 +116,7 @@ class Recorder:
         self._step_began = (0.0, 0.0)  # by the clock, and by the guard's
         self.layers = find_layers(self.models)
         self._watch_parameters()
+        self._before_run = self.guard.seconds  # spent on making the probes
 
     # Attaching and detaching ------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class Recorder:
         if self._stops:
             run += time.perf_counter() - self._entered
         return Cost(
-            seconds=self.guard.seconds,
+            seconds=self.guard.seconds - self._before_run,
             run_seconds=run,
             steps=self.steps_seen,
             captured_steps=self._captured_steps,

@@ -40,7 +40,8 @@ def unit_similarity(sample: np.ndarray) -> float:
     if count < 2:
         return float("nan")
     total = float(np.abs(units.T @ units).sum()) - count
-    return float(np.clip(np.round(total / (count * (count - 1)), 12), 0.0, 1.0))
+    mean = total / (count * (count - 1))
+    return max(0.0, float(np.minimum(np.round(mean, 12), 1.0)))
 
 
 def row_spread(sample: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from test_events import semantic_events
 from neuraldbg import EventType, SemanticEvent, Thresholds
 from neuraldbg.causal_chain import (
     EFFECTS,
+    OF_THE_WHOLE_RUN,
     build_causal_graph,
     in_causal_order,
     trace_causal_chain,
@@ -39,11 +40,7 @@ def test_the_graph_has_no_cycle_and_knows_its_effects(events: list[SemanticEvent
     for a, b in graph.edges:
         cause, effect = graph.nodes[a]["event"], graph.nodes[b]["event"]
         assert effect.event_type in EFFECTS[cause.event_type]
-        assert (
-            effect.event_type is EventType.LOSS_FLAT
-            or "opposed" in effect.event_type
-            or ("aligned" in effect.event_type or cause.moment < effect.moment)
-        )
+        assert effect.event_type in OF_THE_WHOLE_RUN or cause.moment < effect.moment
 
 
 @given(st.lists(semantic_events(), max_size=10), st.sampled_from(list(EventType)))

@@ -324,24 +324,25 @@ def test_no_layer_has_a_name_that_compilation_gave():
 
 
 class Pixels(nn.Module):
-    """What fuses in many ways: convolution, both norms, dropout, in-place activation."""
+    """What fuses in many ways: convolutions, batch norm, dropout, activation in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Unflatten(1, (1, 2, 3)), nn.Upsample(scale_factor=4),
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-            nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Dropout(0.2),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1),
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(8, 1),
         )  # fmt: skip
 
     def forward(self, x):
         return self.body(x)
 
 
-@pytest.mark.parametrize("low_precision", [False, True], ids=["float32", "bfloat16"])
-def test_training_is_that_of_the_bare_compiled_run_bit_for_bit(low_precision):
-    """By the default backend, whose kernels anything added to the graph fuses in another way."""
+def test_training_is_that_of_the_bare_compiled_run_bit_for_bit():
+    """By the default backend, whose kernels anything added to the graph fuses in another way.
+
+    In low precision a value that is stored between kernels is rounded, and one that is not is not.
+    """
 
     def run(watched: bool):
         torch._dynamo.reset()
@@ -349,7 +350,7 @@ def test_training_is_that_of_the_bare_compiled_run_bit_for_bit(low_precision):
         model = Pixels()
         called = torch.compile(model, fullgraph=True)
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        with torch.autocast("cpu", torch.bfloat16, enabled=low_precision):
+        with torch.autocast("cpu", torch.bfloat16):
             if watched:
                 with NeuralDbg(called, schedule=MIXED) as dbg:
                     steps(called, optimizer, range(6))
