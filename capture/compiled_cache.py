@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 _TYPE = re.compile(r"___check_type_id\(.*?, (\d+)\)")
 _SHAPE = re.compile(r"check_tensor\(.*?, Parameter, .*?size=\[([^\]]*)\]")
@@ -32,7 +33,9 @@ def forget_compiled(models: Sequence[nn.Module], watched: set[str]) -> int:
     if "torch._dynamo" not in sys.modules:
         return 0
     types = {str(id(kind)) for kind in _telling_types(models)}
-    shapes = {tuple(map(str, p.shape)) for model in models for p in model.parameters()}
+    shapes = {
+        tuple(map(str, p.shape)) for model in models for p in model.parameters() if not is_lazy(p)
+    }
     count = 0
     for code, entry in list(_entries()):
         if not watched.isdisjoint(entry.code.co_names):

@@ -246,8 +246,7 @@ def _random_state_kept(args: Sequence[Any]) -> Iterator[None]:
     devices: dict[str, set[int]] = {}
     for value in args:
         if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
-            index = value.device.index
-            devices.setdefault(value.device.type, set()).add(0 if index is None else index)
+            devices.setdefault(value.device.type, set()).add(value.get_device())
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for kind, indices in devices.items():

@@ -11,6 +11,7 @@ from neuraldbg.capture.layers import Layer
 from neuraldbg.series import Kind
 
 COVERAGE_COLUMNS = ("what", "layer", "observed", "of", "reason")
+_Row = tuple[str, str | None, int, int, str]
 _PER_LAYER = (Kind.OUTPUT, Kind.OUTPUT_GRADIENT, Kind.GRADIENT, Kind.PARAMETER, Kind.UPDATE)
 _OF_PARAMETERS = (Kind.GRADIENT, Kind.PARAMETER, Kind.UPDATE)
 _TELLING = {Kind.GRADIENT: "norm", Kind.LOSS: "value"}
@@ -52,7 +53,9 @@ def build_coverage(
     ordinary = series[series["evaluation"].fillna(0.0) == 0.0]
     seen = _steps_seen(ordinary)
     captured = max((count for (kind, _), count in seen.items() if kind in _PER_LAYER), default=0)
-    rows = [_loss_row(seen.get((Kind.LOSS, None), 0), steps, reasons)]
+    rows: list[tuple[str, str | None, int, int, str]] = [
+        _loss_row(seen.get((Kind.LOSS, None), 0), steps, reasons)
+    ]
     for layer in layers:
         for kind in _PER_LAYER:
             if not _applies(kind, layer):

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from neuraldbg.capture.activation_health import Activation, UnitHistories
 from neuraldbg.capture.blocks import Block
 from neuraldbg.capture.compiled_regions import CompiledRegions
 from neuraldbg.capture.first_tensor import first_tensor
+from neuraldbg.capture.forward_rows import ForwardRows
 from neuraldbg.capture.functional_activations import FunctionalActivation
 from neuraldbg.capture.graph_walk import Node
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layer_hook import LayerHook
 from neuraldbg.capture.layers import Layer
 from neuraldbg.capture.probe import Deferred, Probes
-from neuraldbg.capture.sampling import Key, SampleBuffer, Samples
-from neuraldbg.capture.statistics import feature_spread, summarise
+from neuraldbg.capture.sampling import SampleBuffer, Snapshot
 from neuraldbg.series import Kind
+
+_MOST_PASSES = 8
+"""Passes of one step (micro-batches) whose samples are set aside; later ones are not sampled."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -64,7 +66,9 @@ class ForwardSampler:
     _sampled_evaluation: bool = False
     _buffer: SampleBuffer = field(default_factory=SampleBuffer)
     _bounds: dict[Layer, tuple[float, float] | None] = field(default_factory=dict)
-    _histories: UnitHistories = field(init=False)
+    _rows: ForwardRows = field(init=False)
+    _passes: list[Snapshot] = field(default_factory=list)
+    _ended: bool = False
     _handles: dict[Layer, RemovableHandle] = field(default_factory=dict)
     _layers: list[Layer] = field(default_factory=list)
     _probes: Probes | None = None
@@ -76,7 +80,7 @@ class ForwardSampler:
 
     def __post_init__(self) -> None:
         self._callback = self.guard.wrap(self._on_forward)
-        self._histories = UnitHistories(self.dead_samples)
+        self._rows = ForwardRows(self.dead_samples)
         self._regions = CompiledRegions(self.guard, self)
 
     def attach(self, models: Sequence[nn.Module], layers: Iterable[Layer], probes: Probes) -> None:
@@ -172,6 +176,7 @@ class ForwardSampler:
         self.began = False
         self._previous = None
         self._cut = False
+        self._ended = True
 
     def _on_forward(self, layer: Layer, args: Any, output: Any) -> None:
         assert self._probes is not None
@@ -183,6 +188,8 @@ class ForwardSampler:
         # A recompute of activation checkpointing runs inside a backward pass.
         if torch._C._current_graph_task_id() != -1:
             return
+        if self._ended:
+            self._begin_pass()
         tensor = first_tensor(output)
         if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             self._unseen.add(layer)
@@ -216,6 +223,8 @@ class ForwardSampler:
     def sample_compiled(self, layer: Layer, value: Tensor, entry: Tensor | None, cut: bool) -> None:
         """Take the output of a layer inside compiled code; see `compiled_regions.Sampler`."""
         self._tell_evaluation_apart(layer)
+        if self._ended:
+            self._begin_pass()
         if not layer.called:
             layer.called = True
             self._order.append(layer)
@@ -341,47 +350,23 @@ class ForwardSampler:
         return found | self._regions.coverage()
 
     def collect(self, step: int) -> Deferred:
-        """Rows about what was sampled since the last call: outputs and inputs."""
-        snapshot = self._buffer.drain()
+        """Rows about what was sampled since the last call: outputs and inputs of all passes."""
+        passes = [*self._passes, self._buffer.drain()]
+        self._passes.clear()
         self._sampled.clear()
         if self._numbered < len(self._order):
             self._renumber()
-        return Deferred(
-            lambda arrays: self._blocks(step, snapshot.samples(arrays[0])), (snapshot.values,)
-        )
+        bounds, thorough = dict(self._bounds), self._thorough
 
-    def _blocks(self, step: int, samples: Samples) -> list[Block]:
-        summary = summarise(samples)
-        position = {key: row for row, key in enumerate(samples.keys)}
-        outputs = [k for k in samples.keys if k[1] == "output"]
-        inputs = [k for k in samples.keys if k[1] == "input"]
-        rows = [position[key] for key in outputs]
-        columns = {name: values[rows] for name, values in summary.items()}
-        layers = [key[0] for key in outputs]
-        activations = self._activations(layers, position)
-        row_of = {layer: row for row, layer in enumerate(layers)}
-        at = [row_of[found.layer] for found in activations]
-        for name, values in self._histories.health(samples, activations).items():
-            columns[name] = np.full(len(layers), np.nan)
-            columns[name][at] = values
-        input_rows = [position[key] for key in inputs]
-        input_columns = {name: values[input_rows] for name, values in summary.items()}
-        input_columns["feature_spread"] = np.array(
-            [feature_spread(samples.matrix(row)) for row in input_rows]
-        )
-        input_columns["target"] = np.zeros(len(inputs))
-        return [
-            Block(step, Kind.OUTPUT, layers, columns),
-            Block(step, Kind.INPUT, [key[0] for key in inputs], input_columns),
-        ]
+        def make(arrays: list[np.ndarray]) -> list[Block]:
+            samples = [p.samples(values) for p, values in zip(passes, arrays, strict=True)]
+            return self._rows.blocks(step, samples, bounds, thorough)
 
-    def _activations(self, layers: list[Layer], position: dict[Key, int]) -> list[Activation]:
-        """What of the samples is an activation: a layer's own output, or a function's after it."""
-        found = []
-        for layer in layers:
-            functional = position.get((layer, "activation"))
-            if functional is not None:
-                found.append(Activation(layer, functional, self._bounds[layer]))
-            elif layer.is_rectifier or layer.bounds is not None:
-                found.append(Activation(layer, position[layer, "output"], layer.bounds))
-        return found
+        return Deferred(make, [snapshot.values for snapshot in passes])
+
+    def _begin_pass(self) -> None:
+        """Set the samples of the pass that ended aside: another one of the same step begins."""
+        self._ended = False
+        if self._sampled and len(self._passes) < _MOST_PASSES:
+            self._passes.append(self._buffer.drain().kept())
+            self._sampled.clear()

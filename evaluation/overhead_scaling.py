@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -39,14 +40,14 @@ def _axes(quick: bool) -> Mapping[str, Axis]:
     widths = (64, 256) if quick else (480, 960, 1920, 4320, 8640)
     return {
         "layers (width 64, batch 64)": Axis(
-            layers, [Workload(lambda n=n: mlp(n, 64), random_batch(64, 64)) for n in layers]
+            layers, [Workload(partial(mlp, n, 64), random_batch(64, 64)) for n in layers]
         ),
         "batch (5 layers of 256)": Axis(
             batches, [Workload(mlp, random_batch(n, 64)) for n in batches]
         ),
         "parameters (5 layers, batch 64)": Axis(
             [_parameters(w) for w in widths],
-            [Workload(lambda w=w: mlp(5, w), random_batch(64, 64)) for w in widths],
+            [Workload(partial(mlp, 5, w), random_batch(64, 64)) for w in widths],
         ),
     }
 
