@@ -194,13 +194,16 @@ class ForwardSampler:
         if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             self._unseen.add(layer)
             return
-        if layer.called and not self._thorough:
-            if layer in self.sentinels:
-                self._note_entry(layer, args)
-            self._sample(layer, tensor.detach())
-            self._previous = layer
-            self._probes.call("on_forward", layer, args, output)
-            return
+        if self._thorough or not layer.called:
+            self._note_flow(layer, args, tensor)
+        elif layer in self.sentinels:
+            self._note_entry(layer, args)
+        self._sample(layer, tensor.detach())
+        self._previous = layer
+        self._probes.call("on_forward", layer, args, output)
+
+    def _note_flow(self, layer: Layer, args: Any, tensor: Tensor) -> None:
+        """Note where a layer stands in the flow of data and what its output came from."""
         if not layer.called:
             layer.called = True
             self._order.append(layer)
@@ -211,9 +214,6 @@ class ForwardSampler:
             self.producers[tensor.grad_fn] = layer
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             self.uses_saved_tensor_hooks = True
-        self._sample(layer, tensor.detach())
-        self._previous = layer
-        self._probes.call("on_forward", layer, args, output)
 
     def enter_compiled(self, entries: Sequence[tuple[Layer, Tensor]]) -> None:
         """Compiled code of the models begins a training pass; see `compiled_regions.Sampler`."""

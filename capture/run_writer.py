@@ -304,7 +304,7 @@ class SeriesStreamer:
         self.failures = 0
         self._in_a_row = 0
         self._began = clock()
-        self._due = self._began + FIRST_INTERVAL
+        self._due = self._began  # the first step at once: a run killed early opens with it
         source.streaming = True
 
     @property

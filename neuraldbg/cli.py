@@ -155,7 +155,13 @@ def _describe(stored: StoredRun) -> dict[str, Any]:
 
 def _headline(stored: StoredRun) -> str:
     ranks = f", {len(stored.ranks)} ranks" if len(stored.ranks) > 1 else ""
-    return f"{stored.url}: {stored.state}, last written {stored.meta.get('updated', '?')}{ranks}"
+    steps = f"{stored.steps} step{'' if stored.steps == 1 else 's'}"
+    told = {
+        # Whether its process still lives cannot always be seen from here.
+        "running": f"still running (or killed): {steps} so far",
+        "broken off": f"broken off after {steps}: the process that wrote it has ended",
+    }.get(stored.state, stored.state)
+    return f"{stored.url}: {told}, last written {stored.meta.get('updated', '?')}{ranks}"
 
 
 def _without_nan(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from neuraldbg.capture import detect_events
+from neuraldbg.capture import Cost, detect_events
 from neuraldbg.capture.run_format import stack_series
 from neuraldbg.capture.run_reader import RankRecord, read_run
 from neuraldbg.diagnosis import Diagnosable
@@ -128,6 +128,22 @@ class StoredRun(Diagnosable):
         table = pd.DataFrame(rows, columns=list(names))
         table["layer"] = pd.Series([row[2] for row in rows], dtype=object)
         return table
+
+    @property
+    def cost(self) -> Cost | None:
+        """What capture had cost the first rank when it last wrote; None where that is not known."""
+        return _cost(self.meta.get("cost"))
+
+
+def _cost(told: object) -> Cost | None:
+    names = [field.name for field in fields(Cost)]
+    if not isinstance(told, dict):
+        return None
+    numbers = [told.get(name) for name in names]
+    if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+        return None
+    seconds, run_seconds, *counts = numbers
+    return Cost(float(seconds), float(run_seconds), *(int(count) for count in counts))
 
 
 def _dicts(told: object) -> list[dict[str, Any]]:

@@ -85,11 +85,13 @@ def test_a_run_that_still_goes_on_is_explained(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("neuraldbg.capture.run_writer.LONGEST_INTERVAL", 0.0)
     results = []
     train(tmp_path / "run", 50.0, lambda step: step == 49 and results.append(
-        explain(tmp_path / "run", "--json")
+        [explain(tmp_path / "run", "--json"), explain(tmp_path / "run")]
     ))  # fmt: skip
-    document = json.loads(results[0].stdout)
+    machine, human = results[0]
+    document = json.loads(machine.stdout)
     assert (document["state"], document["steps"]) == ("running", 50)
-    assert results[0].exit_code == 1
+    assert "still running (or killed): 50 steps so far" in human.stdout
+    assert machine.exit_code == human.exit_code == 1
 
 
 def test_what_is_no_run_has_exit_code_2_and_says_why(tmp_path) -> None:

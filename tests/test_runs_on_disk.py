@@ -166,6 +166,22 @@ def test_a_run_can_be_read_while_it_goes_on(place, every_step) -> None:
     assert [run.meta["steps"] for run in seen] == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_first_step_is_written_at_once(place) -> None:
+    seen = []
+    train(run=place, steps=1, each_step=lambda _: seen.append(neuraldbg.load(place).steps))
+    assert seen == [1]
+
+
+def test_the_cost_of_a_stored_run_is_that_of_the_watched_one(place) -> None:
+    watched = train(run=place)
+    stored = neuraldbg.load(place).cost
+    assert stored is not None
+    assert (stored.steps, stored.captured_steps, stored.period) == (
+        watched.cost.steps, watched.cost.captured_steps, watched.cost.period,
+    )  # fmt: skip
+    assert 0 < stored.seconds < stored.run_seconds
+
+
 def test_a_run_is_read_whole_though_it_is_merged_meanwhile(place, monkeypatch) -> None:
     sink = write_frames(place)
     read = neuraldbg.capture.run_reader.RunFolder.read
@@ -535,6 +551,8 @@ def test_no_file_of_a_stranger_runs_code(place, tmp_path, monkeypatch) -> None:
         {"thresholds": {"loss_flat": -1}},
         {"thresholds": [1], "faults": {"a": 1}, "coverage": 3, "world_size": "two"},
         {"faults": [[1], "x", [1, 2, 3]], "coverage": [1], "problems": 3, "void_before": "x"},
+        {"cost": {"seconds": "long", "run_seconds": 1.0}},
+        {"cost": 3},
     ],
 )
 def test_facts_of_the_wrong_kind_do_no_harm(place, facts) -> None:
@@ -546,7 +564,7 @@ def test_facts_of_the_wrong_kind_do_no_harm(place, facts) -> None:
         run = neuraldbg.load(place)
     assert run.thresholds == Thresholds()
     assert run.steps == 6
-    assert (run.faults, len(run.coverage)) == ([], 0)
+    assert (run.faults, len(run.coverage), run.cost) == ([], 0, None)
     run.explain_failure()
 
 
