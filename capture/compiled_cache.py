@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 _TYPE = re.compile(r"___check_type_id\(.*?, (\d+)\)")
 _SHAPE = re.compile(r"check_tensor\(.*?, Parameter, .*?size=\[([^\]]*)\]")
@@ -34,7 +34,10 @@ def forget_compiled(models: Sequence[nn.Module], watched: set[str]) -> int:
         return 0
     types = {str(id(kind)) for kind in _telling_types(models)}
     shapes = {
-        tuple(map(str, p.shape)) for model in models for p in model.parameters() if not is_lazy(p)
+        tuple(map(str, parameter.shape))
+        for model in models
+        for parameter in model.parameters()
+        if not isinstance(parameter, UninitializedParameter)
     }
     count = 0
     for code, entry in list(_entries()):

@@ -136,14 +136,17 @@ class StoredRun(Diagnosable):
 
 
 def _cost(told: object) -> Cost | None:
-    names = [field.name for field in fields(Cost)]
     if not isinstance(told, dict):
         return None
-    numbers = [told.get(name) for name in names]
-    if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+    values = (told.get(field.name) for field in fields(Cost))
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) != len(fields(Cost)):
         return None
     seconds, run_seconds, *counts = numbers
-    return Cost(float(seconds), float(run_seconds), *(int(count) for count in counts))
+    try:
+        return Cost(float(seconds), float(run_seconds), *(int(count) for count in counts))
+    except (ValueError, OverflowError):  # a file may be anybody's
+        return None
 
 
 def _dicts(told: object) -> list[dict[str, Any]]:

@@ -456,13 +456,14 @@ def test_a_watched_model_is_exported_without_anything_of_ours():
     assert watched.graph_module.code == plain.graph_module.code
 
 
-def test_another_compiled_model_is_not_taken_for_the_watched_one():
+@pytest.mark.parametrize("schedule", [DENSE, MIXED], ids=["captured", "between"])
+def test_another_compiled_model_is_not_taken_for_the_watched_one(schedule):
     model, other = make(0), make(1)
     called, elsewhere = (compiled(each, "function") for each in (model, other))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    with NeuralDbg(called, schedule=DENSE) as dbg:
+    with NeuralDbg(called, schedule=schedule) as dbg:
         steps(called, optimizer, range(3))
-        elsewhere(batch(0)).sum().backward()
+        (elsewhere(batch(0)).sum() + 1e6).backward()
         steps(called, optimizer, range(3, 6))
     losses = dbg.series[dbg.series["kind"] == "loss"]
     assert losses["step"].tolist() == list(range(6))

@@ -14,6 +14,7 @@ from neuraldbg import NeuralDbg
 from neuraldbg.capture.run_format import part_name
 from neuraldbg.capture.run_writer import open_run
 from neuraldbg.cli import app
+from neuraldbg.series import build_series
 
 runner = CliRunner()
 
@@ -92,6 +93,18 @@ def test_a_run_that_still_goes_on_is_explained(tmp_path, monkeypatch) -> None:
     assert (document["state"], document["steps"]) == ("running", 50)
     assert "still running (or killed): 50 steps so far" in human.stdout
     assert machine.exit_code == human.exit_code == 1
+
+
+def test_a_run_that_was_broken_off_says_so(tmp_path) -> None:
+    sink = open_run(tmp_path)
+    sink.append(
+        build_series(
+            {"step": [0, 0], "rank": [0, 0], "layer": [None, None], "layer_index": [-1, -1],
+             "kind": ["loss", "optimizer"], "value": [0.5, 0.1]}
+        )
+    )  # fmt: skip
+    sink.close(finished=False)
+    assert "broken off after 1 step: the process" in explain(tmp_path).stdout
 
 
 def test_what_is_no_run_has_exit_code_2_and_says_why(tmp_path) -> None:

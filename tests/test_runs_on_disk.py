@@ -552,7 +552,12 @@ def test_no_file_of_a_stranger_runs_code(place, tmp_path, monkeypatch) -> None:
         {"thresholds": [1], "faults": {"a": 1}, "coverage": 3, "world_size": "two"},
         {"faults": [[1], "x", [1, 2, 3]], "coverage": [1], "problems": 3, "void_before": "x"},
         {"cost": {"seconds": "long", "run_seconds": 1.0}},
-        {"cost": 3},
+        {"cost": dict.fromkeys(("seconds", "run_seconds", "steps", "captured_steps"), 1)},
+        {
+            "cost": dict.fromkeys(
+                ("seconds", "run_seconds", "steps", "captured_steps", "period"), 10**400
+            )
+        },
     ],
 )
 def test_facts_of_the_wrong_kind_do_no_harm(place, facts) -> None:
