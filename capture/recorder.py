@@ -112,7 +112,7 @@ class Recorder:
         self._stops: list[Callable[[], None]] = []
         self._captured_steps = 0
         self._run_seconds = 0.0
-        self._entered = 0.0
+        self._entered: float | None = None  # when the run's clock was started, while it runs
         self._step_began = (0.0, 0.0)  # by the clock, and by the guard's
         self.layers = find_layers(self.models)
         self._watch_parameters()
@@ -124,6 +124,7 @@ class Recorder:
         """Start watching; a second call while attached changes nothing."""
         if self._stops:
             return
+        self._entered = time.perf_counter()
         self._resumed = bool(self.log.pulses.items)
         self._rank = current_rank()
         self.log.rank = self._rank.number
@@ -140,8 +141,7 @@ class Recorder:
             self._forward.detach,
             self.probes.detach,
         ]
-        self._entered = time.perf_counter()
-        self._step_began = (self._entered, self.guard.seconds)
+        self._step_began = (time.perf_counter(), self.guard.seconds)
 
     def detach(self) -> None:
         """Stop watching and let go of all that belongs to the model's graph."""
@@ -154,7 +154,12 @@ class Recorder:
         self._stops.clear()
         self._pending = _Pending()
         self.guard.wrap(self._transfers.settle)()
-        self._run_seconds += time.perf_counter() - self._entered
+
+    def stop_clock(self) -> None:
+        """End the time of the run, when all that has to be done at its end is done."""
+        if self._entered is not None:
+            self._run_seconds += time.perf_counter() - self._entered
+        self._entered = None
 
     def record(self, metrics: Mapping[str, object]) -> None:
         """Keep numbers that only the training script knows, with the step they belong to.
@@ -209,7 +214,7 @@ class Recorder:
     def cost(self) -> Cost:
         """What capture has cost so far."""
         run = self._run_seconds
-        if self._stops:
+        if self._entered is not None:
             run += time.perf_counter() - self._entered
         return Cost(
             seconds=self.guard.seconds - self._before_run,

@@ -107,6 +107,7 @@ class NeuralDbg(Diagnosable):
         self._recorder.detach()
         if self._stream is not None:
             self._stream.close(error)
+        self._recorder.stop_clock()
 
     def record(self, **metrics: object) -> None:
         """Keep numbers that only the training script knows: validation loss, accuracy, ...
