@@ -24,7 +24,9 @@ from .datasets import DATASETS, Dataset, load_dataset
 from .demo import demo_recipe
 from .faults import FAULTS, Fault, find_fault
 from .healthy_recipes import HEALTHY_RECIPES
-from .recipe import Program, Recipe, build, train
+from .program import Program, build
+from .recipe import LoopHabits, Recipe
+from .training_loop import train
 from .twins import TwinComparison, compare_with_twin
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "DataShape",
     "Dataset",
     "Fault",
+    "LoopHabits",
     "Program",
     "Recipe",
     "TwinComparison",

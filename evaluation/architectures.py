@@ -47,7 +47,7 @@ class DataShape:
         return product
 
 
-Factory = Callable[[DataShape, int, str], nn.Module]
+Factory = Callable[[DataShape, int, str, float], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,13 @@ class Architecture:
     Attributes:
         name: the key of the registry.
         family: networks of one family share their failures; splits hold out whole families.
-        factory: makes the network from the shape of a sample, the outputs and the activation.
+        factory: makes the network from the shape of a sample, the outputs, the activation and
+            the probability of dropout.
         kinds: the kinds of sample it takes.
         activations: what may be asked for, the usual choice first.
         normalised: whether batch or layer norms keep its activations in scale.
         shortcuts: whether the signal has ways around its activations.
+        drops: whether it has dropout layers.
         plain_and_deep: eight hidden layers or more without a way around them.
     """
 
@@ -72,49 +74,51 @@ class Architecture:
     activations: tuple[str, ...]
     normalised: bool = False
     shortcuts: bool = False
+    drops: bool = False
     plain_and_deep: bool = False
 
 
-def _mlp(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
-    return plain_mlp(inputs.values, outputs, activation)
+def _mlp(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
+    return plain_mlp(inputs.values, outputs, activation, dropout)
 
 
-def _residual_mlp(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _residual_mlp(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return ResidualMlp(inputs.values, outputs, activation)
 
 
-def _deep_mlp(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _deep_mlp(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return DeepMlp(inputs.values, outputs, activation)
 
 
-def _cnn(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _cnn(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     channels, height, width = inputs.size
     return plain_cnn(channels, height, width, outputs, activation)
 
 
-def _cnn_batchnorm(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _cnn_batchnorm(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return batchnorm_cnn(inputs.size[0], outputs, activation)
 
 
-def _deep_cnn(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _deep_cnn(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return DeepCnn(inputs.size[0], outputs, activation)
 
 
-def _rnn(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _rnn(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return RecurrentClassifier(nn.RNN, inputs.size[1], outputs, inputs.kind == "tokens")
 
 
-def _lstm(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _lstm(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return RecurrentClassifier(nn.LSTM, inputs.size[1], outputs, inputs.kind == "tokens")
 
 
-def _gru(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _gru(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     return RecurrentClassifier(nn.GRU, inputs.size[1], outputs, inputs.kind == "tokens")
 
 
-def _transformer(inputs: DataShape, outputs: int, activation: str) -> nn.Module:
+def _transformer(inputs: DataShape, outputs: int, activation: str, dropout: float) -> nn.Module:
     length, features = inputs.size
-    return TransformerClassifier(length, features, outputs, activation, inputs.kind == "tokens")
+    tokens = inputs.kind == "tokens"
+    return TransformerClassifier(length, features, outputs, activation, tokens, dropout)
 
 
 _FLAT: tuple[InputKind, ...] = ("vector", "image", "sequence")
@@ -124,7 +128,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         entry.name: entry
         for entry in (
-            Architecture("mlp", "mlp", _mlp, _FLAT, ACTIVATIONS),
+            Architecture("mlp", "mlp", _mlp, _FLAT, ACTIVATIONS, drops=True),
             Architecture(
                 "residual_mlp",
                 "residual_mlp",
@@ -158,6 +162,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 ("gelu", "relu"),
                 normalised=True,
                 shortcuts=True,
+                drops=True,
             ),
         )
     }
@@ -186,7 +191,11 @@ cnn_batchnorm, deep_cnn, rnn, lstm, gru, transformer
 
 
 def build_architecture(
-    name: str, inputs: DataShape, outputs: int, activation: str | None = None
+    name: str,
+    inputs: DataShape,
+    outputs: int,
+    activation: str | None = None,
+    dropout: float = 0.0,
 ) -> nn.Module:
     """Make a network with fresh random weights from torch's global generator.
 
@@ -195,9 +204,10 @@ def build_architecture(
         inputs: the shape of one sample.
         outputs: classes, or the values to regress.
         activation: None takes the architecture's usual one.
+        dropout: probability with which hidden values are dropped.
 
     Raises:
-        ValueError: the name, the kind of input or the activation is not among the choices.
+        ValueError: the name, kind of input, activation or a dropout is not among the choices.
 
     Example:
         >>> build_architecture("cnn", DataShape("vector", (30,)), 2)
@@ -213,4 +223,7 @@ def build_architecture(
     if chosen not in architecture.activations:
         choices = ", ".join(architecture.activations)
         raise ValueError(f"no activation {chosen!r} in {name!r}; choose from {choices}")
-    return architecture.factory(inputs, outputs, chosen)
+    if dropout and not architecture.drops:
+        able = ", ".join(entry.name for entry in ARCHITECTURES.values() if entry.drops)
+        raise ValueError(f"{name!r} has no dropout; choose from {able}")
+    return architecture.factory(inputs, outputs, chosen, dropout)

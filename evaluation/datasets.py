@@ -13,7 +13,9 @@ from torch import Tensor
 from . import generated_data, measured_data
 from .architectures import DataShape, InputKind
 
-Task = Literal["classification", "regression"]
+TaskName = Literal["classification", "regression", "language", "reconstruction", "generation"]
+"""A name in ``TASKS``."""
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -32,39 +34,69 @@ class Dataset:
     """
 
     name: str
-    task: Task
+    task: TaskName
     outputs: int
     shape: DataShape
     inputs: Tensor
     raw_inputs: Tensor
     targets: Tensor
 
-    def batches(
-        self, batch_size: int, steps: int, seed: int, standardised: bool = True
-    ) -> list[Batch]:
-        """Draw batches epoch by epoch, each epoch in a new order, short last batches dropped.
+    def training(self, seed: int, standardised: bool = True) -> Batch:
+        """Four fifths of the samples, drawn by the seed: those to train on.
 
         Args:
-            batch_size: samples of a batch, at most all.
-            steps: batches to draw.
-            seed: fixes the order.
+            seed: fixes which.
             standardised: False gives the raw inputs.
 
         Example:
-            >>> [tuple(x.shape) for x, _ in load_dataset("wine").batches(64, 3, seed=0)]
-            [(64, 13), (64, 13), (64, 13)]
+            >>> wine = load_dataset("wine")
+            >>> [len(part(seed=0)[1]) for part in (wine.training, wine.held_out)]
+            [142, 36]
         """
+        return self._part(slice(None, self._trained_on), seed, standardised)
+
+    def held_out(self, seed: int, standardised: bool = True) -> Batch:
+        """The other fifth."""
+        return self._part(slice(self._trained_on, None), seed, standardised)
+
+    @property
+    def _trained_on(self) -> int:
+        return round(0.8 * len(self.inputs))
+
+    def _part(self, part: slice, seed: int, standardised: bool) -> Batch:
         generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(self.inputs), generator=generator)[part]
         inputs = self.inputs if standardised else self.raw_inputs
-        samples = len(inputs)
-        size = min(batch_size, samples)
-        batches: list[Batch] = []
-        while len(batches) < steps:
-            order = torch.randperm(samples, generator=generator)
-            for start in range(0, samples - size + 1, size):
-                chosen = order[start : start + size]
-                batches.append((inputs[chosen], self.targets[chosen]))
-        return batches[:steps]
+        return inputs[chosen], self.targets[chosen]
+
+
+def draw_batches(
+    samples: Batch, batch_size: int, steps: int, generator: torch.Generator, shuffled: bool = True
+) -> list[Batch]:
+    """Draw batches epoch by epoch, each epoch in a new order, short last batches dropped.
+
+    Args:
+        samples: inputs and targets.
+        batch_size: samples of a batch, at most all.
+        steps: batches to draw.
+        generator: gives the order.
+        shuffled: False keeps the samples in the order they have.
+
+    Example:
+        >>> samples = torch.arange(5.0), torch.arange(5)
+        >>> [x.tolist() for x, _ in draw_batches(samples, 2, 3, torch.Generator(), shuffled=False)]
+        [[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]]
+    """
+    inputs, targets = samples
+    count = len(inputs)
+    size = min(batch_size, count)
+    batches: list[Batch] = []
+    while len(batches) < steps:
+        order = torch.randperm(count, generator=generator) if shuffled else torch.arange(count)
+        for start in range(0, count - size + 1, size):
+            chosen = order[start : start + size]
+            batches.append((inputs[chosen], targets[chosen]))
+    return batches[:steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +112,7 @@ class DatasetSource:
 
     make: Callable[[int], Batch]
     kind: InputKind
-    task: Task
+    task: TaskName
     per_feature: bool = False
 
 

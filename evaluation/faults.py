@@ -159,7 +159,7 @@ def _nan_input(recipe: Recipe, severity: float) -> Recipe:
 
 def _missing_zero_grad(recipe: Recipe, severity: float) -> Recipe:
     steps_between = 0 if severity >= 1 else round(10 / (1 - severity))
-    return replace(recipe, zero_grad_every=steps_between)
+    return replace(recipe, habits=replace(recipe.habits, zero_grad_every=steps_between))
 
 
 def _param_not_in_optimizer(recipe: Recipe, severity: float) -> Recipe:

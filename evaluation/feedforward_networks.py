@@ -9,15 +9,18 @@ from torch import Tensor, nn
 from .activations import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES
 
 
-def plain_mlp(features: int, outputs: int, activation: str) -> nn.Sequential:
+def plain_mlp(features: int, outputs: int, activation: str, dropout: float = 0.0) -> nn.Sequential:
     """Two hidden layers of 64 units with activation modules and PyTorch's default weights."""
+    dropped = [nn.Dropout(dropout)] if dropout else []
     act = ACTIVATION_MODULES[activation]
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(features, 64),
         act(),
+        *dropped,
         nn.Linear(64, 64),
         act(),
+        *dropped,
         nn.Linear(64, outputs),
     )
 

@@ -1,35 +1,56 @@
-"""Recipes of training programs, the programs made from them, and the loop that runs them."""
+"""Recipes: everything that defines a training program but its seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from .architectures import build_architecture, find_architecture
-from .datasets import Batch, Task, load_dataset
+from .architectures import find_architecture
+from .datasets import Batch
+from .optimizers import Option, ScheduleMaker
 
 ModelStep = Callable[[nn.Module], None]
 """Something done to a model after it was made: another initialisation, a replaced layer."""
 
+DataStep = Callable[[Tensor, Tensor, torch.Generator], Batch]
+"""Something done to the training samples before they are drawn in batches."""
+
 BatchStep = Callable[[int, Tensor, Tensor], Batch]
 """Something done to a batch before the model sees it, given the step's number."""
 
-OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = (
-    MappingProxyType(
-        {
-            "sgd": lambda held, rate: torch.optim.SGD(held, lr=rate),
-            "momentum": lambda held, rate: torch.optim.SGD(held, lr=rate, momentum=0.9),
-            "adam": lambda held, rate: torch.optim.Adam(held, lr=rate),
-            "adamw": lambda held, rate: torch.optim.AdamW(held, lr=rate),
-            "rmsprop": lambda held, rate: torch.optim.RMSprop(held, lr=rate),
-        }
-    )
-)
-"""Makers of optimizers by name, each from the parameters to hold and the learning rate."""
+LossMaker = Callable[[], nn.Module]
+"""Makes a loss function: a module called with the model's output and the targets."""
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopHabits:
+    """How a loop is written; the defaults are how it should be.
+
+    Attributes:
+        zero_grad_every: steps between two resets of the gradients; 0 for never.
+        divide_loss: whether the loss of a micro-batch is divided by their number.
+        reset_each_micro_batch: whether gradients are reset before every micro-batch.
+        unscale_before_clip: whether gradients are unscaled before they are clipped.
+        update_scaler: whether the gradient scaler's scale is updated after a step.
+        scaled: whether the loss is scaled at all; False leaves the scaler out.
+        train_mode: whether the model is put into training mode.
+        evaluate_in_eval_mode: whether it is put into evaluation mode to be evaluated.
+    """
+
+    zero_grad_every: int = 1
+    divide_loss: bool = True
+    reset_each_micro_batch: bool = False
+    unscale_before_clip: bool = True
+    update_scaler: bool = True
+    scaled: bool = True
+    train_mode: bool = True
+    evaluate_in_eval_mode: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +63,30 @@ class Recipe:
         architecture: a name in ``ARCHITECTURES``.
         dataset: a name in ``DATASETS``.
         optimizer: a name in ``OPTIMIZERS``.
-        learning_rate: of the optimizer, constant.
+        learning_rate: of the optimizer, at its highest.
         batch_size: samples of a batch.
         steps: optimizer steps.
         activation: None for the architecture's usual one.
+        optimizer_options: further arguments of the optimizer, as pairs.
+        schedule: a name in ``SCHEDULES``, or what makes a scheduler.
+        dropout: probability with which hidden values are dropped.
+        clip_norm: threshold of the gradient's norm; None for no clipping.
+        micro_batches: pieces that a batch is split into, one backward pass each.
+        precision: float32, or the format of an autocast (with a gradient scaler for float16).
+        evaluate_every: steps between two evaluations on held-out samples; 0 for none.
+        train_samples: how many samples there are to train on; None for all.
+
         standardised: whether the inputs are standardised.
+        shuffled: whether the samples of an epoch are drawn in random order.
         prepare_model: done to the model, in order, before the optimizer is made.
-        prepare_batch: done to every batch, in order.
+        prepare_data: done to the training samples, in order.
+        prepare_batch: done to every batch, those to evaluate on included, in order.
         held_parameters: which parameters the optimizer is given; None for all.
-        zero_grad_every: steps between two resets of the gradients; 0 for never.
+        loss: makes the loss function; None for the usual one of the task.
+        habits: how the loop is written.
 
     Example:
+        >>> from neuraldbg.evaluation import build, train
         >>> recipe = Recipe("mlp", "wine", "adam", 1e-2)
         >>> len(train(build(recipe, seed=0)))
         120
@@ -65,12 +99,23 @@ class Recipe:
     batch_size: int = 32
     steps: int = 120
     activation: str | None = None
+    optimizer_options: tuple[tuple[str, Option], ...] = ()
+    schedule: str | ScheduleMaker = "constant"
+    dropout: float = 0.0
+    clip_norm: float | None = None
+    micro_batches: int = 1
+    precision: Precision = "float32"
+    evaluate_every: int = 0
+    train_samples: int | None = None
 
     standardised: bool = True
+    shuffled: bool = True
     prepare_model: tuple[ModelStep, ...] = ()
+    prepare_data: tuple[DataStep, ...] = ()
     prepare_batch: tuple[BatchStep, ...] = ()
     held_parameters: Callable[[nn.Module], list[nn.Parameter]] | None = None
-    zero_grad_every: int = 1
+    loss: LossMaker | None = None
+    habits: LoopHabits = LoopHabits()
 
     @property
     def activation_in_use(self) -> str:
@@ -80,95 +125,3 @@ class Recipe:
         'gelu'
         """
         return self.activation or find_architecture(self.architecture).activations[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What an ordinary training script has in hand before its loop starts.
-
-    Attributes:
-        recipe: what it was made from.
-        seed: fixes weights, data and their order.
-        model: in training mode.
-        optimizer: holding the parameters that the recipe gives it.
-        loss_fn: takes the model's output and the targets.
-        batches: one (inputs, targets) pair a step.
-        task: classification or regression.
-    """
-
-    recipe: Recipe
-    seed: int
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss_fn: nn.Module
-    batches: list[Batch]
-    task: Task
-
-
-def build(recipe: Recipe, seed: int) -> Program:
-    """Make the program; torch's global random state is left as it was.
-
-    Raises:
-        ValueError: a name of the recipe is not among the choices, which the message lists.
-
-    Example:
-        >>> build(Recipe("mlp", "wine", "sdg", 0.1), seed=0)
-        Traceback (most recent call last):
-        ...
-        ValueError: no optimizer 'sdg'; choose from sgd, momentum, adam, adamw, rmsprop
-    """
-    if recipe.optimizer not in OPTIMIZERS:
-        raise ValueError(f"no optimizer {recipe.optimizer!r}; choose from {', '.join(OPTIMIZERS)}")
-    dataset = load_dataset(recipe.dataset, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build_architecture(
-            recipe.architecture, dataset.shape, dataset.outputs, recipe.activation
-        )
-        for prepare_model in recipe.prepare_model:
-            prepare_model(model)
-    held = list((recipe.held_parameters or all_parameters)(model))
-    drawn = dataset.batches(recipe.batch_size, recipe.steps, seed, recipe.standardised)
-    return Program(
-        recipe=recipe,
-        seed=seed,
-        model=model,
-        optimizer=OPTIMIZERS[recipe.optimizer](held, recipe.learning_rate),
-        loss_fn=nn.CrossEntropyLoss() if dataset.task == "classification" else nn.MSELoss(),
-        batches=[_prepared(recipe, step, batch) for step, batch in enumerate(drawn)],
-        task=dataset.task,
-    )
-
-
-def all_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Every parameter of the model: what an optimizer should hold."""
-    return list(model.parameters())
-
-
-def _prepared(recipe: Recipe, step: int, batch: Batch) -> Batch:
-    for prepare_batch in recipe.prepare_batch:
-        batch = prepare_batch(step, *batch)
-    return batch
-
-
-def train(program: Program) -> list[float]:
-    """Run the program's loop to its end.
-
-    The loop is the usual one. Dropout draws from torch's global generator, seeded for the run
-    and put back afterwards.
-
-    Returns:
-        The loss of every step, before its update.
-    """
-    every = program.recipe.zero_grad_every
-    losses: list[float] = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(program.seed)
-        for step, (inputs, targets) in enumerate(program.batches):
-            if every and step % every == 0:
-                program.optimizer.zero_grad()
-            loss = program.loss_fn(program.model(inputs), targets)
-            loss.backward()
-            program.optimizer.step()
-            losses.append(loss.item())
-    return losses

@@ -74,15 +74,22 @@ class TransformerClassifier(nn.Module):
         outputs: classes, or the values to regress.
         activation: what the feed-forward parts use.
         tokens: whether the steps are token numbers, which are embedded.
+        dropout: probability with which a block's contributions are dropped.
     """
 
     def __init__(
-        self, length: int, features: int, outputs: int, activation: str, tokens: bool
+        self,
+        length: int,
+        features: int,
+        outputs: int,
+        activation: str,
+        tokens: bool,
+        dropout: float = 0.05,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(features, 32) if tokens else nn.Linear(features, 32)
         self.positions = nn.Parameter(0.1 * torch.randn(length, 32))
-        self.blocks = nn.ModuleList(EncoderBlock(32, activation, 0.05) for _ in range(2))
+        self.blocks = nn.ModuleList(EncoderBlock(32, activation, dropout) for _ in range(2))
         self.norm = nn.LayerNorm(32)
         self.head = nn.Linear(32, outputs)
 

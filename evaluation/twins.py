@@ -9,7 +9,9 @@ from statistics import fmean
 from neuraldbg.failure_modes import FailureMode
 
 from .faults import find_fault
-from .recipe import Recipe, build, train
+from .program import build
+from .recipe import Recipe
+from .training_loop import train
 
 HARM_LIMIT = 0.1
 """Share of the twin's progress that must be lost before a fault counts as doing harm."""

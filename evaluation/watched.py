@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from neuraldbg import Explanations, NeuralDbg
 
-from .recipe import Recipe, build, train
+from .program import build
+from .recipe import Recipe
+from .training_loop import train
 
 
 @dataclass(frozen=True, slots=True)
