@@ -1,0 +1,1 @@
+"""Programs that failed in the field, each with its repaired twin."""
