@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -10,19 +11,20 @@ import pandas as pd
 from neuraldbg.event_table import events_from_table
 from neuraldbg.events import SemanticEvent
 from neuraldbg.models.specification import Observation, Specification, State
+from neuraldbg.series import FLAGS, STATISTICS
 
 Evidence = Mapping[str, str]
 """Observation to state. What could not be observed is missing: it is no key here."""
 
 
 def read_evidence(
-    events: pd.DataFrame, series: pd.DataFrame, specification: Specification
+    events: pd.DataFrame, series: pd.DataFrame | Observed, specification: Specification
 ) -> dict[str, str]:
     """The state of every observation that the run allows to be observed.
 
     Args:
         events: The event table.
-        series: The series table, which tells what was observed at all.
+        series: The series table, which tells what was observed at all, or just that.
         specification: The network's observations, each with the events that show its states.
 
     Returns:
@@ -38,7 +40,7 @@ def read_evidence(
         {'loss_values': 'finite'}
     """
     records = events_from_table(events)
-    observed = _Observed(series)
+    observed = series if isinstance(series, Observed) else Observed.of(series)
     evidence = {
         observation.name: _state_of(observation, records, observed).name
         for observation in specification.observations
@@ -63,7 +65,7 @@ def matching_events(state: State, events: Iterable[SemanticEvent]) -> list[Seman
 
 
 def _state_of(
-    observation: Observation, events: Sequence[SemanticEvent], observed: _Observed
+    observation: Observation, events: Sequence[SemanticEvent], observed: Observed
 ) -> State:
     """The last state whose events are there, else the first."""
     found = observation.states[0]
@@ -75,28 +77,44 @@ def _state_of(
     return found
 
 
-class _Observed:
-    """At how many steps, and in how many layers, a series holds what an observation needs."""
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Of what a run's series holds values: at how many steps, and in how many layers.
 
-    def __init__(self, series: pd.DataFrame) -> None:
+    Attributes:
+        counts: (kind, column) to (steps, layers); what was never observed is missing.
+
+    Example:
+        >>> Observed({("loss", "value"): (50, 1)}).counts["loss", "value"]
+        (50, 1)
+    """
+
+    counts: Mapping[tuple[str, str], tuple[int, int]]
+
+    @classmethod
+    def of(cls, series: pd.DataFrame) -> Observed:
+        """What a series table holds of the training itself, evaluations left out."""
         training = series[series["evaluation"].fillna(0.0) == 0.0]
-        self._rows = dict(iter(training.groupby("kind", observed=True)))
-        self._counts: dict[tuple[str, str], tuple[int, int]] = {}
+        columns = [*STATISTICS, *FLAGS]
+        counts = {}
+        for kind, rows in training.groupby("kind", observed=True):
+            steps, layers = rows["step"].to_numpy(), rows["layer"].cat.codes.to_numpy()
+            known = rows[columns].notna().to_numpy()
+            for position in np.flatnonzero(known.any(axis=0)):
+                there = known[:, position]
+                counts[str(kind), columns[position]] = (
+                    len(np.unique(steps[there])),
+                    len(np.unique(layers[there])),
+                )
+        return cls(counts)
 
     def steps(self, observation: Observation) -> int:
+        """At how many steps what an observation needs was observed."""
         return self._count(observation)[0]
 
     def layers(self, observation: Observation) -> int:
+        """In how many layers."""
         return self._count(observation)[1]
 
     def _count(self, observation: Observation) -> tuple[int, int]:
-        key = (observation.kind.value, observation.column)
-        if key not in self._counts:
-            rows = self._rows.get(key[0])
-            if rows is None:
-                return 0, 0
-            known = rows[key[1]].notna().to_numpy()
-            steps = np.unique(rows["step"].to_numpy()[known])
-            layers = np.unique(rows["layer"].cat.codes.to_numpy()[known])
-            self._counts[key] = (len(steps), len(layers))
-        return self._counts[key]
+        return self.counts.get((observation.kind.value, observation.column), (0, 0))

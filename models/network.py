@@ -13,7 +13,7 @@ from neuraldbg.events import SemanticEvent
 from neuraldbg.failure_modes import FailureMode
 from neuraldbg.hypotheses import Finding
 from neuraldbg.models.elimination import eliminate
-from neuraldbg.models.evidence import matching_events, read_evidence
+from neuraldbg.models.evidence import Observed, matching_events, read_evidence
 from neuraldbg.models.network_file import read_specification, write_specification
 from neuraldbg.models.posterior import Posterior
 from neuraldbg.models.specification import Specification, default_specification
@@ -55,7 +55,9 @@ class FailureNetwork:
         """The same network as a pgmpy model, built (and pgmpy imported) on first use."""
         return build_network(self.specification)
 
-    def read_evidence(self, events: pd.DataFrame, series: pd.DataFrame) -> dict[str, str]:
+    def read_evidence(
+        self, events: pd.DataFrame, series: pd.DataFrame | Observed
+    ) -> dict[str, str]:
         """The states of the observed nodes for one run; see `neuraldbg.models.evidence`."""
         return read_evidence(events, series, self.specification)
 

@@ -20,10 +20,11 @@ from neuraldbg.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from neuraldbg.models import FailureNetwork
+    from neuraldbg.models.evidence import Observed
 
 
 def diagnose(
-    series: pd.DataFrame,
+    series: pd.DataFrame | Observed,
     events: pd.DataFrame,
     steps: int,
     thresholds: Thresholds,
@@ -32,7 +33,7 @@ def diagnose(
     """Ranked hypotheses about a run, most probable first.
 
     Args:
-        series: The run's series table (`neuraldbg.series`).
+        series: The run's series table (`neuraldbg.series`), or just what it held.
         events: Its event table (`neuraldbg.event_table`).
         steps: Steps the run had.
         thresholds: Within how many steps events may be cause and effect.
