@@ -77,7 +77,7 @@ def build(recipe: Recipe, seed: int) -> Program:
         schedule=make_schedule(recipe.schedule, optimizer, recipe.steps),
         loss_fn=(recipe.loss or TASKS[dataset.task].loss)(),
         batches=_training_batches(recipe, dataset, seed),
-        evaluation=_prepared(recipe, -1, dataset.held_out(seed, recipe.standardised)),
+        evaluation=as_fed(recipe, dataset.held_out(seed, recipe.standardised)),
         dataset=dataset,
     )
 
@@ -95,11 +95,17 @@ def _training_batches(recipe: Recipe, dataset: Dataset, seed: int) -> list[Batch
     for prepare_data in recipe.prepare_data:
         samples = prepare_data(*samples, generator)
     drawn = draw_batches(samples, recipe.batch_size, recipe.steps, generator, recipe.shuffled)
-    return [_prepared(recipe, step, batch) for step, batch in enumerate(drawn)]
+    return [as_fed(recipe, batch, step) for step, batch in enumerate(drawn)]
 
 
-def _prepared(recipe: Recipe, step: int, batch: Batch) -> Batch:
-    """A batch as the model is fed it; step -1 stands for samples to evaluate on."""
+def as_fed(recipe: Recipe, batch: Batch, step: int = -1) -> Batch:
+    """A batch as the recipe feeds it to the model.
+
+    Args:
+        recipe: gives what is done to every batch.
+        batch: inputs and targets.
+        step: the batch's number; -1 stands for samples that are not trained on.
+    """
     for prepare_batch in recipe.prepare_batch:
         batch = prepare_batch(step, *batch)
     return batch
