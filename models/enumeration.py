@@ -46,7 +46,7 @@ def enumerate_causes(specification: Specification, evidence: Mapping[str, str]) 
     for axis, cause in enumerate(specification.causes):
         joint = joint * _along(axis, len(causes), 1.0 - cause.prior, cause.prior)
     for mechanism in specification.mechanisms:
-        absent, present = _sign_likelihoods(specification, mechanism, evidence)
+        absent, present = sign_likelihoods(specification, mechanism, evidence)
         if absent == present == 1.0:
             continue
         missing = np.full((1,) * len(causes), 1.0 - mechanism.leak)
@@ -65,9 +65,16 @@ def _along(axis: int, axes: int, absent: float, present: float) -> np.ndarray:
     return np.array([absent, present]).reshape(shape)
 
 
-def _sign_likelihoods(
+def sign_likelihoods(
     specification: Specification, mechanism: Mechanism, evidence: Mapping[str, str]
 ) -> tuple[float, float]:
+    """Probability of a mechanism's observed signs without it, and with it.
+
+    Args:
+        specification: The network.
+        mechanism: One of its mechanisms.
+        evidence: Observation to state.
+    """
     absent = present = 1.0
     for observation in specification.observations:
         if observation.mechanism == mechanism.name and observation.name in evidence:

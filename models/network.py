@@ -12,8 +12,8 @@ import pandas as pd
 from neuraldbg.events import SemanticEvent
 from neuraldbg.failure_modes import FailureMode
 from neuraldbg.hypotheses import Finding
-from neuraldbg.models.elimination import eliminate
 from neuraldbg.models.evidence import Observed, matching_events, read_evidence
+from neuraldbg.models.message_passing import pass_messages
 from neuraldbg.models.network_file import read_specification, write_specification
 from neuraldbg.models.posterior import Posterior
 from neuraldbg.models.specification import Specification, default_specification
@@ -72,7 +72,7 @@ class FailureNetwork:
         """
         for name, state in evidence.items():
             self.specification.observation(name).state(state)
-        return eliminate(self.pgmpy, self.specification, evidence)
+        return pass_messages(self.specification, evidence)
 
     def findings(self, cause: FailureMode, evidence: Mapping[str, str]) -> list[Finding]:
         """How each piece of evidence weighs on a cause, the heaviest first."""
