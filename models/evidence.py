@@ -11,7 +11,7 @@ import pandas as pd
 from neuraldbg.event_table import events_from_table
 from neuraldbg.events import SemanticEvent
 from neuraldbg.models.specification import Observation, Specification, State
-from neuraldbg.series import FLAGS, STATISTICS
+from neuraldbg.series import FLAGS, STATISTICS, Kind
 
 Evidence = Mapping[str, str]
 """Observation to state. What could not be observed is missing: it is no key here."""
@@ -93,19 +93,24 @@ class Observed:
 
     @classmethod
     def of(cls, series: pd.DataFrame) -> Observed:
-        """What a series table holds of the training itself, evaluations left out."""
-        training = series[series["evaluation"].fillna(0.0) == 0.0]
+        """What a series table holds.
+
+        Rows of evaluations count for the one column that they alone have, whether their loss is
+        the same quantity as the training loss; for all others those of the training count.
+        """
+        evaluated = series["evaluation"].fillna(0.0) != 0.0
         columns = [*STATISTICS, *FLAGS]
         counts = {}
-        for kind, rows in training.groupby("kind", observed=True):
+        for kind, rows in series[~evaluated].groupby("kind", observed=True):
             steps, layers = rows["step"].to_numpy(), rows["layer"].cat.codes.to_numpy()
             known = rows[columns].notna().to_numpy()
             for position in np.flatnonzero(known.any(axis=0)):
                 there = known[:, position]
-                counts[str(kind), columns[position]] = (
-                    len(np.unique(steps[there])),
-                    len(np.unique(layers[there])),
-                )
+                counts[str(kind), columns[position]] = _distinct(steps[there], layers[there])
+        compared = series[evaluated & (series["comparable"] == 1.0)]
+        if len(compared):
+            steps, layers = compared["step"].to_numpy(), compared["layer"].cat.codes.to_numpy()
+            counts[Kind.LOSS.value, "comparable"] = _distinct(steps, layers)
         return cls(counts)
 
     def steps(self, observation: Observation) -> int:
@@ -118,3 +123,7 @@ class Observed:
 
     def _count(self, observation: Observation) -> tuple[int, int]:
         return self.counts.get((observation.kind.value, observation.column), (0, 0))
+
+
+def _distinct(steps: np.ndarray, layers: np.ndarray) -> tuple[int, int]:
+    return len(np.unique(steps)), len(np.unique(layers))

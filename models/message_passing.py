@@ -60,8 +60,8 @@ def pass_messages(specification: Specification, evidence: Mapping[str, str]) -> 
     variables = len(causes)
     for mechanism in specification.mechanisms:
         absent, present = sign_likelihoods(specification, mechanism, evidence)
-        if absent == present:
-            continue
+        if absent == present or not mechanism.strengths:
+            continue  # it says nothing of any cause
         none_present *= (1.0 - mechanism.leak) * absent + mechanism.leak * present
         scope = tuple(number[mode] for mode in mechanism.strengths)
         if len(scope) <= _FEW_CAUSES:

@@ -14,9 +14,11 @@ def event(event_type: EventType, to_state: str, layer: str | None = "fc", start:
 
 
 def series_of(steps: int, layers: tuple[str, ...] = ("fc",), **columns: float) -> pd.DataFrame:
-    """Rows of every kind for every layer and step, all with the given numbers."""
+    """Rows of every kind for every layer and step, all with the given numbers; evaluations too."""
     kinds = ("input", "output", "gradient", "parameter", "update", "loss", "optimizer")
     rows = [(step, kind, layer) for step in range(steps) for kind in kinds for layer in layers]
+    trained = len(rows)
+    rows += [(step, "loss", layer) for step in range(steps) for layer in layers]
     return build_series(
         {
             "step": [step for step, _, _ in rows],
@@ -24,15 +26,14 @@ def series_of(steps: int, layers: tuple[str, ...] = ("fc",), **columns: float) -
             "layer": [layer for _, _, layer in rows],
             "layer_index": [layers.index(layer) for _, _, layer in rows],
             "kind": [kind for _, kind, _ in rows],
+            "evaluation": [0.0] * trained + [1.0] * (len(rows) - trained),
             **{name: [value] * len(rows) for name, value in columns.items()},
         }
     )
 
 
 EVERYTHING = {
-    "value": 1.0, "expected": 1.0, "rms": 1.0, "norm": 1.0, "ratio": 1e-3, "cosine": 0.0,
-    "gain": 1.0, "unit_spread": 1.0, "silent_fraction": 0.0, "saturated_fraction": 0.0,
-    "nonfinite_fraction": 0.0, "gradient_kept": 0.0,
+    "value": 1.0, "rms": 1.0, **{o.column: 1.0 for o in default_specification().observations}
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def damage(document: dict[str, Any], *path: Any, value: Any) -> None:
         (("causes", 0, "prior"), "high", "could not convert"),
         (("causes", 1, "mode"), "lr_blowup", "'lr_blowup' names two nodes"),
         (("mechanisms", 0, "leak"), 0.0, "leak of oversized_updates is 0.0"),
-        (("mechanisms", 0, "strengths"), {"overfitting": 0.5}, "overfitting, which has no prior"),
+        (("mechanisms", 0, "strengths"), {"healthy": 0.5}, "healthy, which has no prior"),
         (("mechanisms", 0, "strengths"), [], "wrong type"),
         (("observations", 0, "mechanism"), "magic", "no mechanism 'magic'"),
         (("observations", 0, "column"), "mood", "no column 'mood'"),
