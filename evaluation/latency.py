@@ -20,7 +20,8 @@ from neuraldbg.failure_modes import FailureMode
 
 from .demo import demo_recipe
 from .faults import FAULTS
-from .recipe import build, train
+from .program import build
+from .training_loop import train
 
 
 def measure_import(repeats: int = 7) -> float:
