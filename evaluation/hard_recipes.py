@@ -11,9 +11,7 @@ HARD_RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "noisy-small-batches": Recipe("mlp", "digits", "sgd", 0.02, batch_size=4, steps=250),
         "large-learning-rate": Recipe("cnn_batchnorm", "digits_images", "sgd", 0.5, steps=150),
-        "clipping-that-bites": Recipe(
-            "mlp", "digits", "momentum", 0.03, steps=150, clip_norm=0.5
-        ),
+        "clipping-that-bites": Recipe("mlp", "digits", "momentum", 0.03, steps=150, clip_norm=0.5),
     }
 )
 """Healthy recipes by what is odd about them."""
