@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
@@ -60,7 +61,8 @@ def make_optimizer(
     if name not in OPTIMIZERS:
         raise ValueError(f"no optimizer {name!r}; choose from {', '.join(OPTIMIZERS)}")
     kind, usual = OPTIMIZERS[name]
-    return kind(parameters, lr=learning_rate, **{**usual, **dict(options)})  # type: ignore[call-arg]
+    chosen: dict[str, Any] = {"lr": learning_rate, **usual, **dict(options)}
+    return kind(parameters, **chosen)
 
 
 def _constant(optimizer: Optimizer, steps: int) -> LRScheduler:

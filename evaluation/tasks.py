@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Task:
     """
 
     loss: Callable[[], nn.Module]
-    error: Callable[[Tensor, Tensor], float]
+    error: Callable[[Any, Tensor], float]
     labelled: bool
 
 
@@ -73,7 +74,7 @@ def balanced_error(logits: Tensor, targets: Tensor) -> float:
     """
     truth = targets.flatten()
     right = (logits.flatten(0, -2).argmax(-1) == truth).double()
-    classes = truth.unique()
+    classes = truth.unique()  # type: ignore[no-untyped-call]
     if len(classes) < 2:
         return 1.0 - float(right.mean())
     recalls = torch.stack([right[truth == label].mean() for label in classes])

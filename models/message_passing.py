@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -179,7 +180,7 @@ def elimination_order(variables: int, scopes: tuple[Scope, ...]) -> tuple[int, .
 def _contract(factors: Sequence[Factor], onto: Scope) -> np.ndarray:
     """The product of some factors, summed over all variables but some."""
     local: dict[int, int] = {}
-    operands: list[object] = []
+    operands: list[Any] = []
     for factor in factors:
         operands += [factor.table, [local.setdefault(v, len(local)) for v in factor.scope]]
     result: np.ndarray = np.einsum(*operands, [local[v] for v in onto])

@@ -95,5 +95,6 @@ def _departures(healthy: pd.DataFrame, faulty: pd.DataFrame) -> pd.DataFrame:
     frozen = keys.loc[keys["frozen"], ["step", "layer_index"]].drop_duplicates()
     found = keys[~tensors.all(axis=1) & (keys["step"] <= last)].drop(columns="frozen")
     marked = frozen.assign(frozen=True)
-    found = found.merge(marked, on=["step", "layer_index"], how="left")
-    return found.assign(frozen=found["frozen"].eq(True))
+    found = pd.merge(found, marked, on=["step", "layer_index"], how="left")
+    found["frozen"] = found["frozen"].eq(True)
+    return found
