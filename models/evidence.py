@@ -37,7 +37,8 @@ def read_evidence(
         >>> series = build_series({"step": [0], "rank": [0], "layer": [None], "layer_index": [-1],
         ...                        "kind": ["loss"], "value": [2.3]})
         >>> read_evidence(build_event_table([]), series, default_specification())
-        {'loss_values': 'finite'}
+        {'loss_values': 'finite', 'output_domain': 'suitable', 'reduction_axis': 'right', \
+'loss_shapes': 'equal', 'defined_operations': 'defined'}
     """
     records = events_from_table(events)
     observed = series if isinstance(series, Observed) else Observed.of(series)

@@ -114,12 +114,13 @@ def marginalise(variables: int, factors: Sequence[Factor]) -> tuple[np.ndarray, 
     """P(variable = 1) of every variable under a product of factors, and the sum of the product.
 
     Args:
-        variables: How many there are; each stands in a factor.
-        factors: Tables over them.
+        variables: How many there are.
+        factors: Tables over them; each variable has one of its own among them.
 
     Example:
+        >>> even = [Factor((v,), np.ones(2)) for v in (0, 1)]
         >>> pair = Factor((0, 1), np.array([[0.4, 0.1], [0.2, 0.3]]))
-        >>> marginals, total = marginalise(2, [pair])
+        >>> marginals, total = marginalise(2, [*even, pair])
         >>> marginals.round(3).tolist(), round(total, 3)
         ([0.5, 0.4], 1.0)
     """

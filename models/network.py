@@ -35,7 +35,7 @@ class FailureNetwork:
         >>> posterior = network.posterior({"gradient_reset": "kept", "loss_progress": "flat"})
         >>> cause, probability = posterior.ranked()[0]
         >>> cause.value, round(probability, 2)
-        ('missing_zero_grad', 0.92)
+        ('missing_zero_grad', 0.9)
     """
 
     def __init__(self, specification: Specification | None = None) -> None:

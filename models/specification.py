@@ -204,7 +204,7 @@ def default_specification() -> Specification:
     Example:
         >>> specification = default_specification()
         >>> len(specification.causes), specification.observation("loss_values").mechanism
-        (13, 'numeric_failure')
+        (39, 'numeric_failure')
     """
     return Specification(
         causes=tuple(

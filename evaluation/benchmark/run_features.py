@@ -41,7 +41,7 @@ def run_features(series: pd.DataFrame) -> dict[str, float]:
         ...                        "value": [2.0, 1.5]})
         >>> features = run_features(series)
         >>> features["loss_first"], features["loss_last"], list(features) == list(FEATURES)
-        (2.0, 1.5, True)
+        (2.0, 1.75, True)
     """
     evaluated = series["evaluation"].fillna(0.0) != 0.0
     rows = {str(kind): table for kind, table in series[~evaluated].groupby("kind", observed=True)}

@@ -94,7 +94,7 @@ def harm_done(untrained: Assessment, twin: Assessment, faulty: Assessment) -> fl
 
     Example:
         >>> start = Assessment(1.0, 2.3)
-        >>> harm_done(start, twin=Assessment(0.1, 0.3), faulty=Assessment(0.55, 0.5))
+        >>> harm_done(start, twin=Assessment(0.0, 0.3), faulty=Assessment(0.5, 0.5))
         0.5
     """
     lost_error = _lost(1.0, twin.error, faulty.error)
